@@ -1,6 +1,7 @@
 """Time the experts of mixtures in transformers: patched by apply_to, and by transformers' own eager, batched_mm and grouped_mm.
 
     python benchmarks/experts.py                 all layers and sizes, under 100 s on an H100 with 8 cores
+    python benchmarks/experts.py --layers qwen3_30b,many --tokens 1,8,64,512
     python benchmarks/experts.py --smoke         tiny sizes on a CPU, where ops run their reference: that the script works, no times
     python benchmarks/experts.py --json out.json also the numbers
 
@@ -39,9 +40,12 @@ HIDDEN = 32 if SMOKE else 2048
 LAYERS = {
     "mixtral": (8, 64 if SMOKE else 4096, 2, torch.float32),
     "qwen3_moe": (64, 24 if SMOKE else 768, 8, torch.bfloat16),
+    "qwen3_30b": (128, 24 if SMOKE else 768, 8, torch.bfloat16),
+    "many": (256, 24 if SMOKE else 1408, 8, torch.bfloat16),
     "gpt_oss": (32, 48 if SMOKE else 2048, 4, torch.bfloat16),
 }
 TOKENS = (48, 16) if SMOKE else (4096, 16384, 16)
+DECODING = 64  #: tokens up to which there is no backward, but a CUDA graph
 DEVICE = "cpu" if SMOKE else "cuda"
 BATCHED = 8 << 30  #: bytes that batched_mm may take for copies of weights
 
@@ -53,7 +57,7 @@ def layer(name: str) -> torch.nn.Module:
     if name == "mixtral":
         config = transformers.MixtralConfig(**sizes, num_local_experts=experts)
         cls = transformers.models.mixtral.modeling_mixtral.MixtralExperts
-    elif name == "qwen3_moe":
+    elif name != "gpt_oss":
         config = transformers.Qwen3MoeConfig(**sizes, num_experts=experts)
         cls = transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeExperts
     else:
@@ -201,14 +205,14 @@ def line(name: str, tokens: int, kind: str, seconds: float) -> dict:
 def warm(name: str, tokens: int) -> None:
     """Compile what a layer needs at a number of tokens, into the caches on disk."""
     made, given = layer(name), inputs(name, tokens)
-    for backward in (False, True) if tokens > 16 else (False,):
+    for backward in (False, True) if tokens > DECODING else (False,):
         runner(fresh(made), "ours", given, backward)()
 
 
-def prepare() -> None:
+def prepare(layers: list[str], counts: list[int]) -> None:
     """Compile all sizes at once, a process for each."""
     start = time.monotonic()
-    cases = [(name, tokens) for name in LAYERS for tokens in TOKENS]
+    cases = [(name, tokens) for name in layers for tokens in counts]
     workers = [subprocess.Popen([sys.executable, __file__, "--warm", name, str(tokens)]) for name, tokens in cases]
     for worker in workers:
         try:
@@ -235,26 +239,31 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on a CPU")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--seconds", type=float, default=90, help="stop before the next line after this long")
+    parser.add_argument("--layers", default="mixtral,qwen3_moe,gpt_oss", help=", ".join(LAYERS))
+    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens")
     parser.add_argument("--warm", nargs=2, metavar=("LAYER", "TOKENS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.warm:
         warm(options.warm[0], int(options.warm[1]))
         return
     start, found = time.monotonic(), []
+    layers, counts = options.layers.split(","), [int(n) for n in options.tokens.split(",")]
+    if unknown := [name for name in layers if name not in LAYERS]:
+        parser.error(f"no layer {', '.join(unknown)}; there are {', '.join(LAYERS)}")
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
     print(f"# {device}, torch {torch.__version__}, transformers {transformers.__version__}; hidden {HIDDEN}; microseconds, error in the norm, (MiB)", flush=True)
     if not SMOKE:
-        prepare()
-    cases = [(name, tokens, kind) for kind in ("both", "forward") for tokens in TOKENS if tokens > 16 for name in LAYERS]
-    cases += [(name, tokens, kind) for tokens in TOKENS if tokens <= 16 for kind in ("graph", "forward") for name in LAYERS]
+        prepare(layers, counts)
+    cases = [(name, tokens, kind) for kind in ("both", "forward") for tokens in counts if tokens > DECODING for name in layers]
+    cases += [(name, tokens, kind) for tokens in counts if tokens <= DECODING for kind in ("graph", "forward") for name in layers]
     for case in cases:
         if not SMOKE and time.monotonic() - start > options.seconds - 8:
             print(f"# no time left for {case}", flush=True)
             continue
         found.append(line(*case, seconds=0.15))
     if DEVICE == "cuda" and time.monotonic() - start < options.seconds:
-        for name in ("qwen3_moe", "mixtral"):
-            kernels(name, 4096)
+        for name in layers:
+            kernels(name, max(counts))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 

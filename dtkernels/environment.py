@@ -191,7 +191,7 @@ VARIABLES = (
     Variable("DTKERNELS_CHECK", "1, 0", "0", "Check every index that is read from a tensor, and raise with the index and its bound where one is out of range.",
              one_of("0", "1", default="a call may raise")),
     Variable("DTKERNELS_MEMORY_LIMIT", "MiB; 0 for none", "256",
-             "What the kernels of a default schedule may leave in memory for each other where products make or read it, more is kept in pieces; and what forward may keep of products for backward. Set it before Python starts.", number),
+             "What kernels of a default schedule may leave in memory for each other around products (more is kept in pieces), and forward may keep of products. Set it before Python starts.", number),
     Variable("DTKERNELS_FP32_PRODUCTS", "ieee, any", "any",
              "`ieee`: products of float32 are multiplied in float32, never as three in TF32. See [language](language.md#approximate). Set it before Python starts.",
              one_of("ieee", "any", default="default schedules choose")),

@@ -97,7 +97,7 @@ def proposals(
         for root in tiles:
             members = f._members(root, fused)
             usual, *more = dict.fromkeys(rule_proposals(f.shape, root, members))
-            yield stated(fused, tiles, f.compiled), root, [usual, *sorted(more, key=CandidateTime(f.shape, root, members).microseconds)]
+            yield stated(fused, tiles, f.compiled), root, [usual, *sorted(more, key=CandidateTime(f.shape, root, members, f._placed(members, fused)).microseconds)]
 
 
 def _fusion(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> _Fusion:
@@ -243,7 +243,12 @@ class _Fusion:
             return found
         members = self._members(root, fused)
         written = with_stored_outputs(self.shape, tuple(p.func for p in fused if p.name == "store" and p.func in members))
-        return kernel_config(self.shape if written == self.outputs else replace(self.shape, outputs=written), root, members)
+        shape = self.shape if written == self.outputs else replace(self.shape, outputs=written)
+        return kernel_config(shape, root, members, self._placed(members, fused))
+
+    def _placed(self, members: list[str], fused: tuple[Primitive, ...]) -> dict[str, tuple[str, str]]:
+        """Return where a kernel's members are fused."""
+        return {p.func: (p.args[0], p.args[1]) for p in fused if p.func in members and p.name == "fuse_at"}
 
     def _members(self, root: str, fused: tuple[Primitive, ...]) -> list[str]:
         """Return the Funcs that the kernel of ``root`` computes."""

@@ -9,7 +9,7 @@ from functools import partial
 from torch import nn
 
 from .attention import attention_patch
-from .layers import activations, experts, gated_mlp, last_layer, linear_chains, loss, norms, rope
+from .layers import activations, dense_experts, gated_mlp, last_layer, linear_chains, loss, norms, rope
 from .patching.report import PatchReport
 
 
@@ -32,7 +32,7 @@ _PATCHERS: dict[str, Callable[[nn.Module, PatchReport], None]] = {
     "swiglu": partial(gated_mlp.patch_gated, "swiglu"),
     "geglu": partial(gated_mlp.patch_gated, "geglu"),
     "rope": rope.patch_rope,
-    "experts": experts.patch_experts,
+    "experts": dense_experts.patch_experts,
     "cross_entropy": loss.patch_cross_entropy,
     "linear_cross_entropy": last_layer.patch_last_layer,
 }

@@ -4,6 +4,7 @@
 import pytest
 
 from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.cost.candidate_time import CandidateTime
 from dtkernels.autoschedule.cost.kernel_config import KernelConfig
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.autoschedule.fit_resources import element_bytes, first_too_large
@@ -76,10 +77,10 @@ def test_no_chain_is_proposed_otherwise_where_the_model_is_wrong():
 def test_a_candidate_is_taken_if_it_is_predicted_to_be_well_faster(monkeypatch):
     shape, (usual, good, fair) = chain(4), (KernelConfig("f", num_warps=n) for n in (1, 2, 4))
     times = {usual: 10.0, good: 10 * registry.FASTER - 0.1, fair: 10 * registry.FASTER + 0.1}
-    monkeypatch.setattr(registry.CandidateTime, "microseconds", lambda self, config: times[config])
-    assert registry.fastest(shape, "f", MEMBERS, usual, [fair, good, usual]) is good
-    assert registry.fastest(shape, "f", MEMBERS, usual, [fair, usual]) is usual
-    assert registry.fastest(shape, "f", MEMBERS, usual, []) is usual
+    monkeypatch.setattr(CandidateTime, "microseconds", lambda self, config: times[config])
+    assert registry.fastest(CandidateTime(shape, "f", MEMBERS), usual, [fair, good, usual]) is good
+    assert registry.fastest(CandidateTime(shape, "f", MEMBERS), usual, [fair, usual]) is usual
+    assert registry.fastest(CandidateTime(shape, "f", MEMBERS), usual, []) is usual
 
 
 @pytest.mark.parametrize("text, kind", [

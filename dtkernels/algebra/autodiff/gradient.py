@@ -44,7 +44,9 @@ class Gradient:
     products: tuple[str, ...] = ()
 
 
-def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...], products: tuple[str, ...] = ()) -> Gradient:
+def gradient(
+    algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...], products: tuple[str, ...] = (), exchange: bool = True
+) -> Gradient:
     """Derive the backward of ``outputs`` with respect to the inputs and scalars ``wanted``.
 
     Before: ``y[x] = maximum(A[x], 0);``  After: ``d_A[x] = where(y[x] > 0, d_y[x], 0);`` with ``y`` and ``d_y`` inputs.
@@ -54,7 +56,7 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
     """
     named = with_named_products(algorithm, products)
     if named is not algorithm:  # only what is made again otherwise: a name may hide that an output tells the value
-        plain = gradient(algorithm, outputs, wanted, tuple(p for p in products if p in algorithm))
+        plain = gradient(algorithm, outputs, wanted, tuple(p for p in products if p in algorithm), exchange)
         again = {n for d in plain.backward.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)}
         products = tuple(p for p in products if p in algorithm or named[p].expr in again)
         algorithm = with_named_products(algorithm, products)
@@ -63,7 +65,7 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
     grads = {name: func for name in wanted if (func := r.collect(name)) is not None}
     grads = {name: func for name, func in grads.items() if r.reads(func)}  # a gradient that reads no adjoint is 0
     backward = cancel_deviations(r.algorithm_of(tuple(grads.values())))
-    saved: SavedTensors = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products)
+    saved: SavedTensors = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products, exchange)
     single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
     backward = in_float32(saved.backward, single | set(saved.extra))
     returned = outputs + saved.extra + saved.products
@@ -80,7 +82,7 @@ def savable_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Pr
         return found
     wanted = tuple(n for n in (*algorithm.inputs, *algorithm.scalars) if n not in algorithm.integer_inputs())
     try:
-        again = gradient(algorithm, outputs, wanted, tuple(p.name for p in found)).products
+        again = gradient(algorithm, outputs, wanted, tuple(p.name for p in found), exchange=False).products  # fewer gradients may exchange fewer sums
     except DTError:  # the call that asks for such a gradient says so
         again = ()
     return tuple(p for p in found if p.against or p.name in again)

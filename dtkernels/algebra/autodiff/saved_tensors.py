@@ -23,6 +23,7 @@ from ..rules.exponentials.max_subtraction import shift_exponent
 from ..rules.exponentials.shift_degree import Degree, degree_of, shift_dependent_terms
 from ..rules.exponentials.sum_exp_addends import addends, shifted_alike
 from ..smart_constructors import ONE, ZERO, factors_of, is_zero, simplify
+from .exchanged_sums import exchange_sums
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,12 @@ class SavedTensors:
 
 
 def choose_saved_tensors(
-    forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: tuple[str, ...], products: tuple[str, ...] = ()
+    forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: tuple[str, ...], products: tuple[str, ...] = (), exchange: bool = True
 ) -> SavedTensors:
-    """Replace values in ``backward`` by saved ones: logarithms of sums of exponentials, then outputs, then the Funcs ``products``."""
+    """Replace values in ``backward`` by saved ones: logarithms of sums of exponentials, then outputs, then the Funcs ``products``.
+
+    ``exchange``: before products are, sums over them are read from gradients where that is possible, see exchanged_sums.py.
+    """
     extra: list[Definition] = []
     moved: set[str] = set()  # Funcs that the shift changes: an output of that name holds other values
     for d, argument in _sums_of_exponentials(forward, outputs):
@@ -67,6 +71,7 @@ def choose_saved_tensors(
             extra.append(Definition(name, d.labels, ex.Cast(ex.Access(d.name, tuple(map(ex.Label, d.labels))), "fp32")))
             backward = replace(_renamed(backward, d.name, name), inputs=(*backward.inputs, name))
     backward = _needed(_read_outputs(backward, outputs), grads)
+    backward = _needed(exchange_sums(backward), grads) if exchange else backward
     kept = tuple(p for p in products if p in backward and backward[p] == forward[p] and not _compared(p, backward))
     backward = _needed(_read_outputs(backward, kept), grads)
     kept = tuple(p for p in kept if p in backward.inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 
 
 class CandidateTime:
-    """The kernel that computes ``members``, the first of which is ``root``, at the sizes of a problem."""
+    """The kernel that computes ``members``, the first of which is ``root``, at the sizes of a problem.
 
-    def __init__(self, problem: SchedulingProblem, root: str, members: Sequence[str]):
+    ``placed``: the Func and the loop that a member is fused into; the innermost loop of ``root`` where that is not said.
+    """
+
+    def __init__(self, problem: SchedulingProblem, root: str, members: Sequence[str], placed: Mapping[str, tuple[str, str]] | None = None):
         self.problem, self.root = problem, root
         self.known = problem.known
         reduced = self.known.funcs[root].reduced
         self.plans: dict[tuple, KernelPlan] = {}  #: by what does not depend on sizes
-        self.fused = tuple(FusedFunc(m, root, reduced[-1] if reduced else "") for m in members if m != root)
+        inner = (root, reduced[-1] if reduced else "")
+        self.fused = tuple(FusedFunc(m, *(placed or {}).get(m, inner)) for m in members if m != root)
 
     def microseconds(self, config: KernelConfig) -> float:
         """Return the predicted time of the kernel by ``config``, with the copies that it asks for."""

@@ -57,6 +57,7 @@ class Rates(NamedTuple):
     quartered: float = 1.3  #: blocks of a tail by quarters, relative to whole ones
     strip: float = 1.0  #: bytes that a row of a block costs besides its own, where rows begin at no multiple of 16 bytes
     gather: float = 0.02  #: microseconds of one sum over a program's threads
+    passed: float = 1.0  #: loads of rows that a loop copies to shared memory ahead
     refilled: float = 1.1  #: programs that stay and load through pointers, whose loads start anew with each block
     described: float = 1.5  #: microseconds until a kernel has made its tensor descriptors
     merge: float = 3.0  #: microseconds of the kernel that merges a split
@@ -73,9 +74,9 @@ PRODUCTS = Rates(
     described=2.74, merge=1.83, merge_rate=3720000, merge_part=0.109,
 )  # fmt: skip
 ROWS = Rates(
-    launch=4.5, start=0.361, latency=0.438, step=0.0242, special=97300, plain=852000, l2_rate=118000, request_rate=21300, narrow=1, ragged=1,
-    warp_rate=2610, sync=0.00017, spills=5.99, overlap=0.393, flying=20000, bandwidth=4400000, sharp=2.1, rounds=2.31, inner=2.57, exposed=0.0105,
-    strip=2.48, merge=4.44, merge_rate=4030000, merge_part=0.00209,
+    launch=4.5, start=0.314, latency=0.497, step=0.0417, special=57200, plain=980000, l2_rate=118000, request_rate=28200, narrow=1, ragged=1,
+    warp_rate=1510, sync=0.000113, spills=8, overlap=0.132, flying=20000, bandwidth=4400000, sharp=2.1, rounds=1.54, inner=3.85, exposed=0.298,
+    strip=3.72, gather=0.02, passed=1.96, merge=4.44, merge_rate=4030000, merge_part=0.00209,
 )  # fmt: skip
 STREAMS = Rates(
     launch=3.43, start=0.498, latency=0.332, step=0.0187, special=119000, plain=754000, l2_rate=49000, request_rate=39600, narrow=1.97, ragged=1.11,

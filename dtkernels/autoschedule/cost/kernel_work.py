@@ -22,6 +22,8 @@ ASYNC = 4  #: bytes of the smallest load that goes to shared memory by itself; s
 UNITS = 16  #: rows of the smallest tile of the matrix units
 MULTIPROCESSOR = 1.004  #: shared memory of a multiprocessor over what one block may take
 WIDE = 16  #: elements of a tile from which on they are one vector, not several sums
+BASE, VALUE, READ, CARRIED = 22, 0.3, 0.38, 0.55  #: registers of a thread, and of each element: by what ptxas gave 336 kernels of rows and columns, to 13%
+SPILLING = 0.8  #: the part of its registers from which on a thread of such a kernel spilled some
 WARPS, BLOCKS = 64, 32  #: that a multiprocessor holds
 
 
@@ -94,7 +96,8 @@ class KernelPlan:
         self.order = self._order()
         self.products = [(p, self._outside(f, loop), self._whole(f)) for f, loop in self.members for p in f.products]
         self.paired = len(self.products) > 1 and len({p.reduced for p, _, _ in self.products}) == 1
-        self.arithmetic = [a for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
+        self.passes = self._passes()
+        self.arithmetic = [(*a, len(self.passes[f.name])) for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
         self.accesses = self._accesses()
         self.writes = [f for f, _ in self.members if f is own or f.name in config.written or f.name in known.outputs]
         self.scattered = self._scattered(self.blocks)
@@ -156,10 +159,9 @@ class KernelPlan:
         inside, seen, found = {f.name for f, _ in self.members}, set(), []
         tensors = set()
         for func, loop in self.members:
-            for read in func.reads:
+            for read, at in ((r, at) for r in func.reads for at in self.passes[func.name]):
                 looped = any(x not in self.blocks and self.tiles.get(x, 1) for x, _ in read.labels) or bool(self._whole(func))
-                shared = loop in self.root.reduced or loop in func.reduced
-                place = (read.tensor, read.labels, "" if not looped else loop if shared else func.name)
+                place = (read.tensor, read.labels, "" if not looped else at)
                 if read.tensor in inside or place in seen:
                     continue
                 seen.add(place)
@@ -167,6 +169,31 @@ class KernelPlan:
                 found.append(_Access(read, around, self._whole(func), looped, read.tensor in tensors, read.tensor in self.known.funcs))
                 tensors.add(read.tensor)
         return tuple(found)
+
+    def _passes(self) -> dict[str, tuple[str, ...]]:
+        """Return the loops in which each Func is computed, by the Func whose loop it is.
+
+        What is added up where another one is shares its loop. What others are made from element by element is computed where those are.
+        """
+        apart = {f.name: loop.partition(".") for f, loop in self.members if f.reduced and f is not self.root}
+        found = {f.name: (loop if loop in self.root.reduced or loop in f.reduced else f.name,) for f, loop in self.members}
+        if self.products:
+            return found
+
+        def own(name: str) -> str:
+            if name not in apart:
+                return self.root.name
+            consumer, dot, label = apart[name]
+            return own(consumer) if dot and label in self.known.funcs[name].reduced else self.root.name if consumer in self.root.reduced else name
+
+        def places(name: str) -> dict[str, None]:
+            if name in apart or name == self.root.name:
+                return {own(name): None}
+            kept = name in self.config.written or name in self.known.outputs
+            readers = [f.name for f, _ in self.members if f.name != name and any(r.tensor == name for r in f.reads)]
+            return ({own(name): None} if kept or not readers else {}) | {at: None for reader in readers for at in places(reader)}
+
+        return {f.name: tuple(places(f.name)) for f, _ in self.members}
 
     def _enclosing(self, func: FuncOutline, read: Read) -> tuple[str, ...]:
         """Return the loops around a read that do not advance it, outside of one that does."""
@@ -304,6 +331,8 @@ class _Count:
         for func in plan.writes:
             each = self.bytes_of(func.name)
             amount = each * self.elements(self.extent, func.labels)
+            if not plan.products:
+                amount *= max(1.0, SECTOR / max(1.0, each * self.elements(self.loaded, func.labels[-1:])) if func.labels and func.labels[-1] in self.count else 1.0)
             written += amount
             if func.name in plan.config.added:
                 added, cleared = added + 4.0 * self.elements(self.extent, func.labels) * self.times(self._again(func), ()), cleared + self._cleared(func)
@@ -319,7 +348,7 @@ class _Count:
         if streamed:
             terms = self._multiplied()[0]
             light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)
-        gathered = self._gathered() if streamed else 0.0
+        gathered = self._gathered() if streamed else 0.0 if plan.products else self._summed()
         parted = any(len(binary_parts(self.step.get(x, 1))) > 1 for p, _, _ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
@@ -352,6 +381,14 @@ class _Count:
         vectors = any(self.step.get(x, 1) > 1 for x in self.plan.root.reduced)
         along = max(own, key=lambda x: self.step.get(x, 1), default="")
         return math.prod(self.step.get(x, 1) for x in own if x != along or self.step.get(x, 1) < WIDE) if vectors else 0.0
+
+    def _summed(self) -> float:
+        """Return how many sums a program adds up over its threads, those over warps by what they take more."""
+        count = 0.0
+        for func, _ in self.plan.members:
+            if func.reduced and any(self.step.get(x, 1) > 1 for x in func.reduced):
+                count += math.prod(max(1.0, self.filled.get(x, 1.0) / self.step.get(x, 1)) for x in func.labels)
+        return count * (1 + math.log2(self.plan.config.warps))
 
     def _again(self, func: FuncOutline) -> tuple[str, ...]:
         """Return the labels whose loops, inside a block, come back to the same elements of a sum in memory."""
@@ -398,15 +435,31 @@ class _Count:
         if streamed:
             most = max(most, sum(self.elements(self.step, p.labels) for p, _, _ in self.plan.products))
         each = most / threads
+        room = 255.0
         if rows:
             operands = tile_bytes / self.itemsize / threads if self.itemsize > 2 else issued / threads
             registers, shared = 44 + each + operands, config.stages * tile_bytes + held_bytes
         else:
-            registers, shared = 28 + each * live, max(config.all_of("stages_of").values(), default=0) * tile_bytes * streamed
-        held = min(WARPS // config.warps, int(target.registers / (min(registers, 255.0) * threads)), BLOCKS)
+            registers = 28 + each * live if streamed else BASE + each * self._values(most)
+            shared = max(config.all_of("stages_of").values(), default=0) * tile_bytes
+            room = registers if streamed else min(room, target.registers / threads)
+        held = min(WARPS // config.warps, int(target.registers / (min(registers, 255.0, room) * threads)), BLOCKS)
         if shared:
             held = min(held, int(target.shared_bytes * MULTIPROCESSOR / (shared + 1024)))
-        return max(1, 1 if config.specialized else held), max(1.0, registers / 255)
+        return max(1, 1 if config.specialized else held), max(1.0, registers / (255 if rows or streamed else SPILLING * room))
+
+    def _is_looped(self, labels: tuple[str, ...]) -> bool:
+        """Return whether a loop takes one tile after another along one of the labels."""
+        return any(x not in self.plan.blocks and self.step.get(x, 1) < self.sizes.get(x, 1) for x in labels)
+
+    def _values(self, most: float) -> float:
+        """Return the registers of an element of a tile of ``most`` elements: of what is read, and of sums that loops carry."""
+        plan = self.plan
+        wide = {a.read.tensor for a in plan.accesses if 2 * self.elements(self.step, tuple([x for x, _ in a.read.labels])) >= most}
+        carried = 0
+        for func, _ in plan.members:
+            carried += self._is_looped(func.reduced) and 2 * self.elements(self.step, (*func.labels, *func.reduced)) >= most
+        return VALUE + READ * len(wide) + CARRIED * carried
 
     def _unique(self, read: Read, each: int) -> float:
         found = float(each)
@@ -449,8 +502,8 @@ class _Count:
 
     def _arithmetic(self) -> tuple[float, float]:
         heavy = light = 0.0
-        for labels, special, other, around, whole in self.plan.arithmetic:
-            elements = self.elements(self.filled, labels) * self.times(around, whole)
+        for labels, special, other, around, whole, passes in self.plan.arithmetic:
+            elements = self.elements(self.filled, labels) * self.times(around, whole) * (passes if passes > 1 and self._is_looped(labels) else 1)
             heavy, light = heavy + special * elements, light + other * elements
         return heavy, light
 

@@ -73,8 +73,8 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     ahead = max(1, config.stages - 1) if work.rows and work.steps > 1 else 1
     flying = min(work.programs, slots) * max(work.tile_bytes, 32.0) * ahead
     moving = (work.memory + c.strip * work.strips) / (bandwidth * flying / (flying + c.flying))
-    if work.held == 1 and ahead == 1 and not (config.persistent and config.stages_of) and full:  # nothing is loaded while the program computes
-        moving += c.exposed * full * alone
+    if (work.held == 1 or not work.products) and ahead == 1 and not (config.persistent and config.stages_of) and full:
+        moving += c.exposed * full * alone / work.held  # nothing is loaded while the program computes, or less
     took = c.launch + _either(computing, moving, c.sharp)
     if work.merged:
         took += c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts
@@ -109,6 +109,7 @@ def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
     computing = work.heavy / c.special + work.light / c.plain
     loading = (work.moved + work.written + 2 * work.added) / c.l2_rate + _requests(work, c) / c.request_rate
     if not work.rows:
+        loading *= c.passed if config.stages_of and not work.products else 1.0
         return _either(computing, loading, c.inner) * (1 + c.spills * (work.spilled - 1))
     multiplying = work.multiplied / _rate(work, c) * _shape(work, config, c)
     return (_either(multiplying, loading, c.inner) + computing * c.beside) * (1 + c.spills * (work.spilled - 1))

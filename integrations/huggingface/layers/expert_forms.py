@@ -17,7 +17,7 @@ from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
 from ..patching.forward_patching import plain
 from ..patching.numeric_probe import normal, output_of, rows, same, stand_in
 
-_WIDTH, _INNER = 6, 5  #: of a stand-in
+WIDTH, _INNER = 6, 5  #: of a stand-in
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
 
 
@@ -85,7 +85,7 @@ def form_of(module: nn.Module) -> Form | None:
         return None
     for transposed in (False, True):
         form = Form(arguments, parameters, up == "gate_up_proj", transposed)
-        if _fits(form, held) and all(_computes(form, module, training) for training in (False, True)):
+        if fits(form, held) and all(_computes(form, module, training) for training in (False, True)):
             unit = _unit(module) if form.gated else None
             return replace(form, unit=unit, plain=unit == Unit() and not form.biased)
     return None
@@ -105,7 +105,7 @@ def why_unknown(module: nn.Module, known: bool = False) -> str | None:
     return None if known else f"{name} computes something else than two products by expert and an activation between"
 
 
-def _fits(form: Form, held: dict[str, nn.Parameter]) -> bool:
+def fits(form: Form, held: dict[str, nn.Parameter]) -> bool:
     """Return whether the weights have the sizes of a form."""
     (experts, *up), down = (held[name].shape for name in form.parameters[:2])
     wide, width = up[::-1] if form.transposed else up
@@ -115,10 +115,10 @@ def _fits(form: Form, held: dict[str, nn.Parameter]) -> bool:
     return fits and biases and (not form.gated or wide % 2 == 0)
 
 
-def _twin(form: Form, module: nn.Module, training: bool) -> nn.Module:
+def twin_of(form: Form, module: nn.Module, training: bool) -> nn.Module:
     """Return a stand-in with as many experts and small float64 weights."""
     experts, wide = module._parameters["down_proj"].shape[0], (1 + form.gated) * _INNER  # type: ignore[union-attr]
-    shapes = dict(zip(form.parameters, ((wide, _WIDTH), (_WIDTH, _INNER))))
+    shapes = dict(zip(form.parameters, ((wide, WIDTH), (WIDTH, _INNER))))
     parameters = {}
     for seed, (name, shape) in enumerate(shapes.items()):
         parameters[name] = normal(experts, *(shape[::-1] if form.transposed else shape), seed=seed)
@@ -130,8 +130,8 @@ def _twin(form: Form, module: nn.Module, training: bool) -> nn.Module:
 
 def _computes(form: Form, module: nn.Module, training: bool) -> bool:
     """Return whether the class's own loop gives what a form says."""
-    twin, experts = _twin(form, module, training), module._parameters["down_proj"].shape[0]  # type: ignore[union-attr]
-    x = rows(_WIDTH)[0]
+    twin, experts = twin_of(form, module, training), module._parameters["down_proj"].shape[0]  # type: ignore[union-attr]
+    x = rows(WIDTH)[0]
     each = min(3, experts)
     index = torch.stack([(torch.arange(each) * max(experts // each, 1) + token) % experts for token in range(len(x))])
     weights = normal(len(x), each, seed=9)

@@ -27,21 +27,21 @@ def experts_forward(record: CallRecord, module: nn.Module, form: Form, rest: dic
     the module's other parts, such as its activation, at the time its form was determined. Other calls take the module's own forward.
     """
     given = _arguments(form, args, kwargs)
-    reason = "arguments other than hidden states, experts and weights" if given is None else _why_not(module, form, rest, *given)
+    reason = "arguments other than hidden states, experts and weights" if given is None else why_not(module, form, rest, given[0]) or _why_not_choices(*given)
     record.count(reason, None if given is None else given[0])
     if reason is not None:
         return type(module).forward(module, *args, **kwargs)
-    return _mixture(module, form, *cast("tuple[torch.Tensor, torch.Tensor, torch.Tensor]", given))
+    return mixture(module, form, *cast("tuple[torch.Tensor, torch.Tensor, torch.Tensor]", given))
 
 
 def dtkernels_experts(module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
     """Compute a mixture for `experts_implementation="dtkernels"`; shapes as in `experts_forward`. Other calls take what transformers would."""
     form = _known_form(module)
-    reason = why_unknown(module) if form is None else _why_not(module, form, {}, hidden_states, top_k_index, top_k_weights)
+    reason = why_unknown(module) if form is None else why_not(module, form, {}, hidden_states) or _why_not_choices(hidden_states, top_k_index, top_k_weights)
     unpatched_calls.count(reason, hidden_states)
     if reason is not None or form is None:
         return _transformers_own(module)(module, hidden_states, top_k_index, top_k_weights)
-    return _mixture(module, form, hidden_states, top_k_index, top_k_weights)
+    return mixture(module, form, hidden_states, top_k_index, top_k_weights)
 
 
 def register() -> None:
@@ -51,17 +51,17 @@ def register() -> None:
     ALL_EXPERTS_FUNCTIONS.register("dtkernels", dtkernels_experts)
 
 
-def patch_experts(model: nn.Module, report: PatchReport) -> None:
-    """Patch every module of `model` that multiplies by the weights of several experts in one tensor."""
+def patch_dispatched(model: nn.Module, report: PatchReport, known: set[int]) -> None:
+    """Patch every module of `model` that multiplies by the weights of several experts in one tensor, except those with ``known`` ids."""
     for name, module in model.named_modules():
-        if not holds_experts(module):
+        if not holds_experts(module) or id(module) in known:
             continue
         form = form_of(module)
         reason = why_unknown(module) if form is None else taken(module, type(module))
-        replace_forward(name, module, "experts", partial(experts_forward, CallRecord(), module, cast(Form, form), _rest(module)), reason, report)
+        replace_forward(name, module, "experts", partial(experts_forward, CallRecord(), module, cast(Form, form), other_parts(module)), reason, report)
 
 
-def _rest(module: nn.Module) -> dict[str, object]:
+def other_parts(module: nn.Module) -> dict[str, object]:
     """Return children, and functions among the attributes."""
     return {name: held for name, held in vars(module).items() if callable(held) and name not in NOT_KEPT} | dict(module._modules)
 
@@ -88,49 +88,52 @@ def _arguments(form: Form, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, An
     return found if all(isinstance(x, torch.Tensor) for x in found) else None
 
 
-def _why_not(module: nn.Module, form: Form, rest: dict[str, object], hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> str | None:
-    """Return why the ops do not take this call, or None."""
-    for x in (hidden, weights):
-        if (reason := unsupported(x)) is not None:
-            return reason
+def why_not(module: nn.Module, form: Form, rest: dict[str, object], hidden: torch.Tensor) -> str | None:
+    """Return why the ops do not take these hidden states through these experts, or None."""
+    if (reason := unsupported(hidden)) is not None:
+        return reason
     if getattr(module, "_is_expert_parallel", False):
         return "experts that are sharded"
-    for name, held in rest.items():
-        if vars(module).get(name, module._modules.get(name)) is not held:
+    for name, part in rest.items():
+        if vars(module).get(name, module._modules.get(name)) is not part:
             return "another activation than when it was patched"
-        if isinstance(held, nn.Module) and (more := runs_besides_forward(held)) is not None:
-            return f"its {type(held).__name__} has {more}"
-    if hidden.dim() != 2 or index.dim() != 2 or index.shape != weights.shape or index.shape[0] != hidden.shape[0]:
-        return "hidden states (T, H) without experts (T, J) and weights (T, J)"
-    if index.is_floating_point() or index.dtype == torch.bool or not plain(index):
-        return "experts that are no integers"
-    return _why_not_weights(module, form, hidden, weights)
-
-
-def _why_not_weights(module: nn.Module, form: Form, hidden: torch.Tensor, weights: torch.Tensor) -> str | None:
+        if isinstance(part, nn.Module) and (more := runs_besides_forward(part)) is not None:
+            return f"its {type(part).__name__} has {more}"
     held = [cast(torch.Tensor, getattr(module, name)) for name in form.parameters]
     if not all([plain(w) and w.dtype in KERNEL_DTYPES for w in held]):
         return "weights that are quantised or sharded"
     if not in_autocast(hidden.device.type) and any([w.dtype != hidden.dtype for w in held]):
         return "hidden states and weights of different dtypes"
-    return "tensors on different devices" if any([x.device != hidden.device for x in (*held, weights)]) else None
+    return "tensors on different devices" if any([w.device != hidden.device for w in held]) else None
 
 
-def _mixture(module: nn.Module, form: Form, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _why_not_choices(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> str | None:
+    """Return why the ops do not take these experts and their weights, or None."""
+    if hidden.dim() != 2 or index.dim() != 2 or index.shape != weights.shape or index.shape[0] != hidden.shape[0]:
+        return "hidden states (T, H) without experts (T, J) and weights (T, J)"
+    if index.is_floating_point() or index.dtype == torch.bool or not plain(index):
+        return "experts that are no integers"
+    return unsupported(weights) or ("tensors on different devices" if not hidden.device == index.device == weights.device else None)
+
+
+def mixture(module: nn.Module, form: Form, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, before: bool = False) -> torch.Tensor:
+    """Compute the sum of weight * expert(x) over each token's experts; with ``before`` that of expert(weight * x)."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if in_autocast(device) else hidden.dtype
     with without_autocast(device):
         held = [getattr(module, name).to(dtype) for name in form.parameters]
-        return _routed(module, form, held, hidden.to(dtype), index, weights.to(dtype)).to(hidden.dtype)
+        return _routed(module, form, held, hidden.to(dtype), index, weights.to(dtype), before).to(hidden.dtype)
 
 
-def _routed(module: nn.Module, form: Form, held: list[torch.Tensor], hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _routed(module: nn.Module, form: Form, held: list[torch.Tensor], hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, before: bool) -> torch.Tensor:
     """Compute the mixture from tensors of one dtype."""
     from dtkernels.ops import grouped_linear
     from dtkernels.ops.experts.rows_by_expert import sort_by_expert
 
     rows = sort_by_expert(index)
     x, scale = rows.pick(hidden), rows.of_choices(weights)
+    if before:
+        x, scale = x * scale[:, None], torch.ones_like(scale)
     up, down = held[:2]
     up_bias, down_bias = held[2:] or (None, None)
     if form.plain and not _learns(hidden, weights, up):

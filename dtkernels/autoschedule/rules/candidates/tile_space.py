@@ -20,11 +20,11 @@ from ...cost.kernel_config import KernelConfig, Sizes
 from ...problem import SchedulingProblem, whole_parts
 from ..reduction import loaded_accesses, reread, row_tiles, stores_while_reducing
 
-ELEMENTS = (1024, 2048, 4096, 8192, 16384, 32768)  #: of a tile
-LINE = 64  #: bytes of the shortest run of elements
+ELEMENTS, PLAIN = (2048, 4096, 8192, 16384, 32768), (1024, 4096, 16384)  #: of a tile, and of one without reductions, whose shape matters little
+LINE, RUN = 64, 512  #: bytes of the shortest run along a label of the grid, and elements of one that a loop runs along
 EACH = (16, 8, 32)  #: elements of a thread, the usual number first
 MOST_WARPS = 32
-PROGRAMS = (2, 4, 8)  #: a multiprocessor, over which a sum is split
+PROGRAMS = (4, 2, 8)  #: a multiprocessor, over which a sum is split, the usual number first
 STAGES, STEPS = 3, 4  #: of a loop that loads ahead, and its fewest steps
 
 
@@ -58,14 +58,18 @@ def _warps(shape: SchedulingProblem, sizes: Sizes) -> list[int]:
 def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: KernelConfig) -> Iterator[Sizes]:
     """Yield tiles as the usual one has labels: the first label in memory takes a run, the labels after it what is left of the elements."""
     blocks, kept = dict(usual.blocks), {x: size for x, size in usual.tiles if shape.is_short(x)}
-    order = [x for x in labels_by_stride(shape, root, members, [x for x, _ in usual.tiles]) if x not in kept]
+    at = distances(shape, root, members, [x for x, _ in usual.tiles])
+    order = sorted([x for x in at if x not in kept], key=lambda x: (at[x], -shape.sizes[x]))
+    if sum(distance == 0 for distance in at.values()) > 1:  # a transpose, whose tile has room for lines of both
+        yield usual.tiles
+        return
     if not order:
         return
-    least = max(1, LINE // shape.itemsize)
+    least = max(1, LINE // shape.itemsize) if order[0] in blocks else RUN
     orders = [order, [order[0], *(x for x in order[1:] if x not in blocks), *(x for x in order[1:] if x in blocks)]]
     whole = next_power_of_two(shape.sizes[order[0]])
     for places in orders[: 1 if orders[0] == orders[1] else 2]:
-        for elements in ELEMENTS:
+        for elements in ELEMENTS if any(reduction_labels(shape.algorithm, m) for m in members) else PLAIN:
             run = min(whole, elements)
             while run >= min(whole, least):
                 left, tile = elements, dict(kept)
@@ -77,15 +81,14 @@ def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: Kerne
                 run //= 4
 
 
-def labels_by_stride(shape: SchedulingProblem, root: str, members: list[str], labels: list[str]) -> list[str]:
-    """Sort labels by their distance from the last dimension in the tensors that have most of them."""
+def distances(shape: SchedulingProblem, root: str, members: list[str], labels: list[str]) -> dict[str, int]:
+    """Return how far each label is from the last dimension in the tensors that have most of them."""
     wanted = {*labels}
     places = [[ex.free_labels(i) & wanted for i in reversed(a.index)] for a in loaded_accesses(shape, root, members)]
     places += [[{x} & wanted for x in reversed(shape.algorithm[m].labels)] for m in members if m == root or m in shape.outputs]
     most = max((len(set().union(*place)) for place in places if place), default=0)
     full = [place for place in places if place and len(set().union(*place)) == most]
-    at = {x: min((i for place in full for i, found in enumerate(place) if x in found), default=len(labels)) for x in labels}
-    return sorted(labels, key=lambda x: (at[x], -shape.sizes[x]))
+    return {x: min((i for place in full for i, found in enumerate(place) if x in found), default=len(labels)) for x in labels}
 
 
 def _splits(shape: SchedulingProblem, root: str, made: KernelConfig) -> Iterator[Sizes]:
@@ -95,7 +98,7 @@ def _splits(shape: SchedulingProblem, root: str, made: KernelConfig) -> Iterator
     looped = [x for x in reduction_labels(shape.algorithm, root) if tile.get(x, 0) and x not in blocks and not shape.is_picked(shape.algorithm[root].expr, x)]
     if 2 * programs >= cores or not looped:
         yield ()
-    if not looped or programs >= PROGRAMS[-1] * cores:
+    if not looped or programs >= max(PROGRAMS) * cores:
         return
     longest = max(looped, key=lambda x: shape.sizes[x] // tile[x])
     steps = -(-shape.sizes[longest] // tile[longest])
