@@ -177,7 +177,7 @@ class _Fusion:
 
     def storing_operands(self, usual: Way) -> list[tuple[_Fusion, Way]]:
         """Return ways that compute operands of products in kernels of their own, if predicted to be well faster than ``usual``, best first."""
-        found = []
+        found: list[tuple[float, int, _Fusion, Way]] = []
         for names in stored_operands(self.shape) if 0 not in self.sizes.values() else ():
             shape = replace(self.shape, algorithm=with_operands(self.algorithm, names))
             g = replace(self, shape=shape, stored=frozenset(names))
