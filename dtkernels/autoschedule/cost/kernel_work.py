@@ -177,7 +177,7 @@ class KernelPlan:
         What is added up where another one is shares its loop. What others are made from element by element is computed where those are.
         """
         apart = {f.name: loop.partition(".") for f, loop in self.members if f.reduced and f is not self.root}
-        found = {f.name: (loop if loop in self.root.reduced or loop in f.reduced else f.name,) for f, loop in self.members}
+        found: dict[str, tuple[str, ...]] = {f.name: (loop if loop in self.root.reduced or loop in f.reduced else f.name,) for f, loop in self.members}
         if self.products:
             return found
 

@@ -87,8 +87,8 @@ def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: Kerne
 def distances(shape: SchedulingProblem, root: str, members: list[str], labels: list[str]) -> dict[str, int]:
     """Return how far each label is from the last dimension in the tensors that have most of them."""
     wanted = {*labels}
-    places = [[ex.free_labels(i) & wanted for i in reversed(a.index)] for a in loaded_accesses(shape, root, members)]
-    places += [[{x} & wanted for x in reversed(shape.algorithm[m].labels)] for m in members if m == root or m in shape.outputs]
+    places = [[frozenset(ex.free_labels(i) & wanted) for i in reversed(a.index)] for a in loaded_accesses(shape, root, members)]
+    places += [[frozenset({x} & wanted) for x in reversed(shape.algorithm[m].labels)] for m in members if m == root or m in shape.outputs]
     most = max((len(set().union(*place)) for place in places if place), default=0)
     full = [place for place in places if place and len(set().union(*place)) == most]
     return {x: min((i for place in full for i, found in enumerate(place) if x in found), default=len(labels)) for x in labels}
