@@ -189,9 +189,10 @@ class KernelPlan:
         def places(name: str) -> dict[str, None]:
             if name in apart or name == self.root.name:
                 return {own(name): None}
-            kept = name in self.config.written or name in self.known.outputs
-            readers = [f.name for f, _ in self.members if f.name != name and any(r.tensor == name for r in f.reads)]
-            return ({own(name): None} if kept or not readers else {}) | {at: None for reader in readers for at in places(reader)}
+            kept, rank = name in self.config.written or name in self.known.outputs, len(self.known.funcs[name].labels)
+            reads = [(f.name, len(r.labels)) for f, _ in self.members for r in f.reads if r.tensor == name and f.name != name]
+            whole = dict.fromkeys([reader for reader, labels in reads if labels >= rank])  # others read the elements that data picks
+            return ({own(name): None} if kept or not reads else {}) | {at: None for reader in whole for at in places(reader)}
 
         return {f.name: tuple(places(f.name)) for f, _ in self.members}
 
