@@ -38,7 +38,7 @@ from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
-from .stored_elements import stored_elements, with_stored_outputs
+from .stored_elements import feeds_another_output, products_of_outputs, stored_elements, with_stored_outputs
 from .stored_operands import in_loop, stored_operands
 
 FEW = 8  #: terms of a sum that every block may add up for itself
@@ -177,7 +177,7 @@ class _Fusion:
 
     def storing_operands(self, usual: Way) -> list[tuple[_Fusion, Way]]:
         """Return ways that compute operands of products in kernels of their own, if predicted to be well faster than ``usual``, best first."""
-        found = []
+        found: list[tuple[float, int, _Fusion, Way]] = []
         for names in stored_operands(self.shape) if 0 not in self.sizes.values() else ():
             shape = replace(self.shape, algorithm=with_operands(self.algorithm, names))
             g = replace(self, shape=shape, stored=frozenset(names))
@@ -226,7 +226,7 @@ class _Fusion:
             fused = self._fused(streaming, within=True, passing=True, rows=True)
             if self._own_kernels(fused) < self._own_kernels(first) and not self._writes_redundantly(fused):
                 yield fused
-        if self._products_of_outputs():
+        if products_of_outputs(self.shape):
             yield self._fused(streaming=True, within=True, passing=True, beside=True)
         yield first
         yield self._fused(streaming=True, within=True, apart=True)
@@ -315,10 +315,10 @@ class _Fusion:
         joined = {} if self.scans or apart else fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
         within = within and 0 not in self.sizes.values()
         if beside:
-            joined = {o: place for o, place in joined.items() if not {o, place[0]} & self._products_of_outputs()}
-        inner = {o for o in self.outputs if within and o not in joined and self.shape.dots(o) and self._feeds_another_output(o)}
+            joined = {o: place for o, place in joined.items() if not {o, place[0]} & products_of_outputs(self.shape)}
+        inner = {o for o in self.outputs if within and o not in joined and self.shape.dots(o) and feeds_another_output(self.shape, o)}
         used = {o for o in self.outputs if rows and within and o not in joined} - inner
-        inner |= used | (self._products_of_outputs() if beside and within else set())
+        inner |= used | (products_of_outputs(self.shape) if beside and within else set())
         hosts: dict[str, set[str]] = {o: {joined.get(o, (o, ""))[0]} for o in self.outputs}
         found: list[Primitive] = [FuseAt(o, "fuse_at", place) for o, place in joined.items()]
         found += [p.primitive() for p in shared if p.cut]
@@ -358,15 +358,6 @@ class _Fusion:
         if self.shape.dots(output) or not self.shape.dots(root):
             return True
         return loads_sum_operands(self.shape, output, [f for f in self.algorithm.needed_by((root,)) if not self._is_reread_operand(f, {root})])
-
-    def _feeds_another_output(self, output: str) -> bool:
-        """Return whether another output is a product of this one."""
-        return any(isinstance(s, ex.Access) and s.tensor == output for o in self.outputs for dot in self.shape.dots(o) for s in (dot.left, dot.right))
-
-    def _products_of_outputs(self) -> set[str]:
-        """Return the outputs that are products and of which other outputs are made, but not as an operand of another product."""
-        made = {f for o in self.outputs for f in self.algorithm.needed_by((o,)) if f != o}
-        return {o for o in self.outputs if o in made and self.shape.dots(o) and not self._feeds_another_output(o)}
 
     def _stored_sums(self, fused: set[str]) -> tuple[Primitive, ...]:
         """Fuse and store sums that a later kernel reads and that share the loop of an output, or of another sum with a kernel of its own."""

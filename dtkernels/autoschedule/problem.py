@@ -39,7 +39,7 @@ class SchedulingProblem:
     itemsize: int
     target: Target
     types: InputTypes | None = None
-    chosen: dict[tuple, KernelConfig] = field(default_factory=dict)  #: what was chosen for kernels: root, members and where they are fused
+    chosen: dict[tuple, KernelConfig] = field(default_factory=dict, init=False)  #: what was chosen for kernels of this very problem: root, members and where they are fused
 
     @cached_property
     def known(self) -> Known:

@@ -13,6 +13,7 @@ from ..lang import expr as ex
 from ..lang.schedule import Bare, FuseAt, Primitive
 from ..lang.schedule_checks import reduction_labels
 from .problem import SchedulingProblem
+from .rules.gemm_row_reduction import swept
 
 ROW = 16  #: bytes that rows start at multiples of, for products to load them as they are
 Members = Callable[[str], list[str]]
@@ -35,6 +36,23 @@ def stored_elements(shape: SchedulingProblem, roots: list[str], members: Members
 def with_stored_outputs(shape: SchedulingProblem, stored: tuple[str, ...]) -> tuple[str, ...]:
     """Return the outputs and those of the ``stored`` Funcs that are made element for element: kernels write both."""
     return (*shape.outputs, *(f for f in stored if f not in shape.outputs and _is_elementwise(shape, [f])))
+
+
+def products_of_outputs(shape: SchedulingProblem) -> set[str]:
+    """Return the outputs that are products and of which other outputs are made, but not as an operand of another product.
+
+    None whose rows are reduced: what is made of the sums has to fit the product as it is stored, rounded. A softmax of rounded scores does
+    not add up to 1 with the sum of unrounded ones.
+    """
+    made = shape.algorithm.needed_by(shape.outputs)
+    plain = (o for o in shape.outputs if shape.dots(o) and not any(swept(shape, f, o) for f in made))
+    read = {f for o in shape.outputs for f in shape.algorithm.needed_by((o,)) if f != o}
+    return {o for o in plain if o in read and not feeds_another_output(shape, o)}
+
+
+def feeds_another_output(shape: SchedulingProblem, output: str) -> bool:
+    """Return whether another output is a product of this one."""
+    return any(isinstance(s, ex.Access) and s.tensor == output for o in shape.outputs for dot in shape.dots(o) for s in (dot.left, dot.right))
 
 
 def _is_elementwise(shape: SchedulingProblem, members: list[str]) -> bool:

@@ -48,8 +48,8 @@ def _is_reread(shape: SchedulingProblem, operand: ex.Expr) -> bool:
 
 
 def in_loop(shape: SchedulingProblem) -> float:
-    """Return how much longer than predicted an algorithm takes: one with a product long on both sides that computes an operand in its loop."""
-    dots = (dot for d in shape.algorithm.definitions for dot in shape.dots(d.name))
+    """Return how much longer than predicted an algorithm takes: one with a long product, long on both sides, that computes an operand in its loop."""
+    dots = (dot for d in shape.algorithm.definitions for dot in shape.dots(d.name) if any(shape.sizes[k] > WHOLE_SIDE for k in dot.labels))
     long = (dot for dot in dots if min(_longest(shape, dot, side) for side in (dot.left, dot.right)) > WHOLE_SIDE)
     return IN_LOOP if any(_is_converted(shape, side) for dot in long for side in (dot.left, dot.right)) else 1.0
 

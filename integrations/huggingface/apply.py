@@ -70,12 +70,11 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
         swiglu      silu(gate(x)) * up(x), in MLPs that compute it between linear layers
         geglu       gelu(gate(x)) * up(x), the same
         rope        q and k rotated by cos and sin, in attention modules that call a function for it
-        experts     sums of w * down(act(up(x))) over each token's experts, whose weights lie in one tensor; on request only: not timed yet
+        experts     sums of w * down(act(up(x))) over each token's experts, whose weights lie in one tensor; on request only
         cross_entropy   of the next token, where a Hugging Face model's loss_function computes that
-        linear_cross_entropy   the same from the hidden states: in training no logits are made, unless something reads outputs.logits, which
-                    is a tensor of a class of its own; asked for by name only, not by "all"
+        linear_cross_entropy   the same without making logits in training, unless something reads outputs.logits; by name only, not by "all"
 
-    Under torch.compile the last seven are left to Inductor, which fuses the module's own code.
+    Under torch.compile those from rmsnorm on, but for experts, are left to Inductor, which fuses the module's own code.
 
     model     an nn.Module: a transformers model, one wrapped in another module, or any module of your own
     ops       "auto" (those of DEFAULTS, measured to be faster), "all", one op's name, or several of these

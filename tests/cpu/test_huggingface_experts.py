@@ -286,3 +286,31 @@ def test_llama_4_runs_the_chosen_experts_alone(each):
         torch.testing.assert_close(model(x)[0], type(model).forward(model, x)[0])
         assert report.fallbacks == {"another activation than when it was patched": 1}
     assert "forward" not in vars(model)
+
+
+def test_lora_on_the_weights_of_experts_and_checkpointing_take_the_patched_way():
+    """PEFT adds to the weights while a forward runs; the op reads the sum."""
+    peft = pytest.importorskip("peft")
+    model = model_of("Qwen3Moe")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+    adapted = peft.get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.2)
+    given = batch(model)
+
+    def found():
+        adapted.zero_grad()
+        loss = adapted(**given).loss
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in adapted.parameters() if p.grad is not None)]
+
+    expected = found()
+    with patched(adapted, ops="experts") as report:
+        runs = [found()]
+        model.train().gradient_checkpointing_enable()
+        runs.append(found())
+    assert report.calls == {"experts": 3} and not report.fallbacks
+    for run in runs:
+        for ours, theirs in zip(run, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-4)

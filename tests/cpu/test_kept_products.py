@@ -101,6 +101,23 @@ def test_a_gradient_that_needs_no_product_keeps_none():
     assert pair.gradient.products == ("u",), "d_C reads u alone"
 
 
+def test_sums_of_rows_fit_the_logits_that_are_kept():
+    """Where one class has nearly all the probability, a sum of unrounded logits would double the error of the gradient."""
+    given = made("logits", 1024, torch.bfloat16)
+    given = {n: (t.detach() * (4 if n == "A" else 1)).requires_grad_() for n, t in given.items()}
+    saved = op_of("logits")(**given, **indices("logits", given)).grad_fn.saved_tensors
+    (logits,), (total,) = ([t for t in saved if t.shape == s and t.is_floating_point()] for s in ((ROWS, COLUMNS), (ROWS,)))
+    assert logits.dtype == torch.bfloat16 and total.dtype == torch.float32 and logits.abs().max() > 8
+    torch.testing.assert_close((logits.double() - total.double()[:, None]).exp().sum(1), torch.ones(ROWS, dtype=torch.float64), rtol=1e-5, atol=0)
+
+
+def test_no_product_is_kept_for_a_result_in_float32():
+    text = PROGRAMS["logits"][0].replace("y[m] = ", "y[m] = cast(").replace("t[m]];", "t[m]], fp32);")
+    op = Operator(Spec("kept_wide", "", Program(parse(text).algorithm, Schedule(()))))
+    tensors = made("logits", 1024, torch.bfloat16)
+    assert op.variant((), frozenset(), 0).pair_for(("A", "B"), tensors | indices("logits", tensors)).gradient.products == ()
+
+
 def limited(megabytes: int, monkeypatch) -> None:
     monkeypatch.setenv("DTKERNELS_MEMORY_LIMIT", str(megabytes))
 

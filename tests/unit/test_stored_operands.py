@@ -34,7 +34,9 @@ def stored(text: str, rows: int, types: dict[str, str] | None = None, wrt=(), co
     schedule = default_schedule(algorithm, outputs, sizes, InputTypes(tuple(kinds.items())), target("h100"))
     kernels = {k.func for k in lower(Program(algorithm, schedule))}
     assert kernels == {p.func for p in schedule.primitives if p.name == "block"} - {*schedule.fused()}, str(schedule)
-    return kernels & {*operand_names(algorithm)}
+    found = kernels & {*operand_names(algorithm)}
+    assert rows < 4096 or all(any(name in schedule.names(o, "descriptor") for o in outputs) for name in found), "the product of a stored operand is one of any two matrices"
+    return found
 
 
 @pytest.mark.parametrize("text, types, found", [

@@ -32,8 +32,13 @@ def chained_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Pr
 
 
 def inner_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Product, ...]:
-    """Return those of ``chained_products``, and every other product that a gradient may need again, of ``with_named_products``."""
+    """Return those of ``chained_products``, and every other product that a gradient may need again, of ``with_named_products``.
+
+    Without others where a result is cast to float32: what is kept is rounded to the dtype of the inputs, and such a result asks for more.
+    """
     chained = {p.name: p for p in chained_products(algorithm, outputs)}
+    if any(isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32" for o in outputs):
+        return tuple(chained.values())
     named = with_named_products(algorithm)
     others = (d for d in named.definitions if d.name not in outputs and d.name not in chained and not _is_streamed(d, named))
     found = chained | {d.name: _product(d, dot, chained=False) for d in others if (dot := _dot(d.expr))}

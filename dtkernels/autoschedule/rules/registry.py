@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..cost.candidate_time import CandidateTime
 from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem
+from .candidates.paired_sums import paired_sum_candidates
 from .candidates.split_rows import split_row_candidates
 from .candidates.streamed_gemm import streamed_candidates
 from .candidates.tile_space import tile_candidates, variants
@@ -66,6 +67,7 @@ RULES = (
     Rule("products", streamed_candidates),
     Rule(BOTH, row_column_candidates),
     Rule(ROWS, split_row_candidates),
+    Rule(ROWS, paired_sum_candidates),
     Rule(ROWS, tile_candidates, variants),
 )
 PROMISING = 3  #: candidates of which variants are looked at: a first call has no time for all

@@ -19,7 +19,7 @@ def linear_cross_entropy(
     reduction: str = "mean",
     shift: bool = False,
 ) -> torch.Tensor:
-    """Cross entropy of the logits hidden weight^T + bias, without more than 256 MiB of logits in memory (as Hsu et al., Liger Kernel, 2024, and Wijmans et al., 2024).
+    """Cross entropy of the logits hidden weight^T + bias, without the matrix of logits in memory (as Hsu et al., Liger Kernel, 2024, and Wijmans et al., 2024).
 
     Shapes: hidden (..., H); weight (V, H); target (...), integers from 0 to V - 1, or ignore_index for rows to ignore; bias (V,).
 

@@ -27,7 +27,7 @@ def linear_logprobs(
     """Log-probability of each row's class under softmax((hidden weight^T + bias) / temperature), and the entropy of the row.
 
     Shapes: hidden (..., H); weight (V, H); target (...), integers from 0 to V - 1; bias (V,); both results (...), float32. softcap: logits
-    become softcap * tanh(logits / softcap) before the temperature. A matrix of logits of more than 256 MiB is formed in pieces, forward and backward.
+    become softcap * tanh(logits / softcap) before the temperature. The matrix of logits is formed in pieces, forward and backward.
     Differentiable in hidden, weight and bias, through both results.
 
     A target out of range gives -inf, or raises IndexError under DTKERNELS_CHECK=1. Raises ValueError where shapes disagree or an option is

@@ -17,6 +17,7 @@ from ....codegen.powers_of_two import next_power_of_two
 from ....lang import expr as ex
 from ....lang.schedule_checks import reduction_labels
 from ...cost.kernel_config import KernelConfig, Sizes
+from ...cost.kernel_work import paired_terms
 from ...problem import SchedulingProblem, whole_parts
 from ..reduction import loaded_accesses, reread, row_tiles, stores_while_reducing
 
@@ -44,6 +45,8 @@ def tile_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> 
 
 def variants(shape: SchedulingProblem, root: str, made: KernelConfig) -> Iterator[KernelConfig]:
     """Yield schedules of the same tiles by other numbers of warps and parts, and with loops that load ahead."""
+    if paired_terms(shape.known.funcs[root]):  # their tiles are of few useful shapes
+        return
     for split in _splits(shape, root, made):
         for stages in _ahead(shape, made, split):
             for warps in _warps(shape, made.tiles):
