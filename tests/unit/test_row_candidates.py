@@ -105,3 +105,12 @@ def test_sums_over_several_dimensions_begin_with_the_last():
     algorithm = prepare_algorithm(parse(GROUPS).algorithm, ("f",))
     schedule = parse(GROUPS + " f.block(n:1, g:1); f.tensorize(c:16, s:64, n:1, g:1); f.compile();").schedule
     assert "tl.sum(tl.sum(f_acc, 1), 0)" in emit(Program(algorithm, schedule), "call", H100)
+
+
+@pytest.mark.parametrize("x, y", [(5, 70), (1, 1), (0, 64), (64, 0), (1, 100000)])
+def test_small_and_empty_sums_have_proposals_too(x, y):
+    text = "Func f; In A, B; Var x; RVar y; f[x] = rsum(A[x, y] * B[y, x], y);"
+    for given in (text, text.replace("B[y, x]", "B[x, y]"), "Func f; In A; RVar x, y; f[] = rsum(A[x, y], x, y);"):
+        shape = problem(given, "f", x=x, y=y)
+        schedule = default_schedule(shape.algorithm, ("f",), shape.sizes, 2, H100)
+        assert lower(Program(shape.algorithm, schedule)) and [*registry.proposals(shape, "f", ["f"])]

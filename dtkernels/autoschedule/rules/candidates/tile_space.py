@@ -99,14 +99,14 @@ def _splits(shape: SchedulingProblem, root: str, made: KernelConfig) -> Iterator
     tile, blocks = dict(made.tiles), dict(made.blocks)
     programs, cores = shape.programs(blocks), shape.target.multiprocessors
     looped = [x for x in reduction_labels(shape.algorithm, root) if tile.get(x, 0) and x not in blocks and not shape.is_picked(shape.algorithm[root].expr, x)]
-    if 2 * programs >= cores or not looped:
+    split: list[Sizes] = []
+    if looped and programs < max(PROGRAMS) * cores:
+        longest = max(looped, key=lambda x: shape.sizes[x] // tile[x])
+        steps = -(-shape.sizes[longest] // tile[longest])
+        split = [((longest, n),) for times in PROGRAMS if (n := whole_parts(min(times * cores // max(programs, 1), steps))) > 1]
+    if 2 * programs >= cores or not split:
         yield ()
-    if not looped or programs >= max(PROGRAMS) * cores:
-        return
-    longest = max(looped, key=lambda x: shape.sizes[x] // tile[x])
-    steps = -(-shape.sizes[longest] // tile[longest])
-    parts = (whole_parts(min(times * cores // programs, steps)) for times in PROGRAMS)
-    yield from dict.fromkeys(((longest, n),) for n in parts if n > 1)
+    yield from dict.fromkeys(split)
 
 
 def _ahead(shape: SchedulingProblem, made: KernelConfig, split: Sizes) -> Iterator[Sizes]:
