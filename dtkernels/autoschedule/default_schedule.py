@@ -248,7 +248,7 @@ class _Fusion:
 
     def _placed(self, members: list[str], fused: tuple[Primitive, ...]) -> dict[str, tuple[str, str]]:
         """Return where a kernel's members are fused."""
-        return {p.func: (p.args[0], p.args[1]) for p in fused if p.func in members and p.name == "fuse_at"}
+        return {p.func: (str(p.args[0]), str(p.args[1])) for p in fused if p.func in members and p.name == "fuse_at"}
 
     def _members(self, root: str, fused: tuple[Primitive, ...]) -> list[str]:
         """Return the Funcs that the kernel of ``root`` computes."""

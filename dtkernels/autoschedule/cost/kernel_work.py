@@ -24,6 +24,7 @@ MULTIPROCESSOR = 1.004  #: shared memory of a multiprocessor over what one block
 WIDE = 16  #: elements of a tile from which on they are one vector, not several sums
 BASE, VALUE, READ, CARRIED = 22, 0.3, 0.38, 0.55  #: registers of a thread, and of each element: by what ptxas gave 336 kernels of rows and columns, to 13%
 SPILLING = 0.8  #: the part of its registers from which on a thread of such a kernel spilled some
+EXCHANGED = 11  #: times as long as its terms: a sum over all pairs of rows whose threads add up several terms of each step (five tiles on an H100)
 WARPS, BLOCKS = 64, 32  #: that a multiprocessor holds
 
 
@@ -97,7 +98,7 @@ class KernelPlan:
         self.products = [(p, self._outside(f, loop), self._whole(f)) for f, loop in self.members for p in f.products]
         self.paired = len(self.products) > 1 and len({p.reduced for p, _, _ in self.products}) == 1
         self.passes = self._passes()
-        self.arithmetic = [(*a, len(self.passes[f.name])) for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
+        self.arithmetic = [(*a, len(self.passes[f.name]), paired_terms(f)) for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
         self.accesses = self._accesses()
         self.writes = [f for f, _ in self.members if f is own or f.name in config.written or f.name in known.outputs]
         self.scattered = self._scattered(self.blocks)
@@ -176,7 +177,7 @@ class KernelPlan:
         What is added up where another one is shares its loop. What others are made from element by element is computed where those are.
         """
         apart = {f.name: loop.partition(".") for f, loop in self.members if f.reduced and f is not self.root}
-        found = {f.name: (loop if loop in self.root.reduced or loop in f.reduced else f.name,) for f, loop in self.members}
+        found: dict[str, tuple[str, ...]] = {f.name: (loop if loop in self.root.reduced or loop in f.reduced else f.name,) for f, loop in self.members}
         if self.products:
             return found
 
@@ -236,6 +237,14 @@ def plans(schedule: str, known: Known) -> tuple[KernelPlan, ...]:
 
 
 _plan = lru_cache(maxsize=4096)(KernelPlan)  # schedules share kernels
+
+
+def paired_terms(func: FuncOutline) -> tuple[str, ...]:
+    """Return the labels that ``func`` sums over if two tensors each lack a label of the result that the other has, as in distances of all pairs of rows."""
+    sides = [{x for x, _ in r.labels} for r in func.reads]
+    sides = [{*func.labels} & side for side in sides if side & {*func.reduced}]
+    pairs = any(a - b and b - a for i, a in enumerate(sides) for b in sides[:i])
+    return func.reduced if pairs and not func.products else ()
 
 
 class _Count:
@@ -503,8 +512,9 @@ class _Count:
 
     def _arithmetic(self) -> tuple[float, float]:
         heavy = light = 0.0
-        for labels, special, other, around, whole, passes in self.plan.arithmetic:
+        for labels, special, other, around, whole, passes, paired in self.plan.arithmetic:
             elements = self.elements(self.filled, labels) * self.times(around, whole) * (passes if passes > 1 and self._is_looped(labels) else 1)
+            elements *= EXCHANGED if any(self.step.get(x, 1) > 1 for x in paired) else 1.0
             heavy, light = heavy + special * elements, light + other * elements
         return heavy, light
 

@@ -123,7 +123,7 @@ class _Product:
             for count in gemm_candidates.parts(blocks, steps, cores):
                 yield self._config(of, parts=count)
             if large:
-                yield from self._described(*self._with_room(of, through), blocks, steps)
+                yield from self._described(self._with_room(of), through, blocks, steps)
             if self.shape.itemsize == 2 and min(m, n) <= NARROW and (ahead := combined(*(loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots))):
                 yield self._config(of, ahead)
 
@@ -138,15 +138,11 @@ class _Product:
         for stream in self._streams(blocks, steps, cores * max(1, FULL // of.warps)):
             yield self._config(of, {**through, "stream": stream})
 
-    def _with_room(self, of: GemmTile, through: dict[str, Any]) -> tuple[GemmTile, dict[str, Any]]:
-        """Return a tile and choices whose loads and result fit into shared memory: a result that leaves two stages is stored through pointers."""
-        stored = of.rows * of.columns * self._result_bytes if self.root in through["descriptors"] else 0
-        step = self._width(of.rows, of.columns) * of.depth * self.shape.itemsize
-        room = (self.shape.target.shared_bytes - stored) // step
-        if room < of.stages and room < 3 and stored:
-            through = {**through, "descriptors": tuple(t for t in through["descriptors"] if t != self.root)}
-            room = self.shape.target.shared_bytes // step
-        return of._replace(stages=max(2, min(of.stages, room))), through
+    def _with_room(self, of: GemmTile) -> GemmTile:
+        """Return a tile of persistent programs with as many stages as its result leaves room for in shared memory."""
+        stored = of.rows * of.columns * self._result_bytes
+        room = (self.shape.target.shared_bytes - stored) // (self._width(of.rows, of.columns) * of.depth * self.shape.itemsize)
+        return of._replace(stages=max(2, min(of.stages, room)))
 
     @cached_property
     def _result_bytes(self) -> int:
@@ -169,6 +165,7 @@ class _Product:
         """Return the schedule that sizes decide."""
         m, n, k, batch = self._extents
         tile, more = self._choose(m, n, k, batch)
+        tile = self._with_room(tile) if more.get("persistent") else tile
         steps = self._steps(self._tile(tile))
         alone = min(m, n) <= NARROW or self._is_bandwidth_bound(m, n, k, batch)
         waits = min(m, n) <= NARROW and self.shape.itemsize == 2 and self._loose()

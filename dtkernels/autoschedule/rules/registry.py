@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..cost.candidate_time import CandidateTime
 from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem
+from .candidates.paired_sums import paired_sum_candidates
 from .candidates.split_rows import split_row_candidates
 from .candidates.streamed_gemm import streamed_candidates
 from .candidates.tile_space import tile_candidates, variants
@@ -21,7 +22,7 @@ from .chained_gemm import chain_configs
 from .gemm import product_configs
 from .gemm_row_reduction import gemm_row_reduction_tiles
 from .reduction import row_tiles
-from .row_column_reduction import row_column_tiles
+from .row_column_reduction import row_column_candidates, row_column_tiles
 from .scan import scan_tiles
 
 Placed = Mapping[str, tuple[str, str]]  #: fused Func -> the Func and the loop that it is computed in
@@ -52,19 +53,21 @@ def _only(tiles: Callable[[SchedulingProblem, str, list[str]], KernelConfig | No
     return configs
 
 
-ROWS = "elementwise, reductions, transposes"
+ROWS, BOTH = "elementwise, reductions, transposes", "row and column reductions"
 KINDS = (
     Kind("scans", _only(scan_tiles)),
     Kind("product and row reduction", _only(gemm_row_reduction_tiles)),
     Kind("chained products", chain_configs),
     Kind("products", product_configs),
-    Kind("row and column reductions", _only(row_column_tiles)),
+    Kind(BOTH, _only(row_column_tiles)),
     Kind(ROWS, _only(row_tiles)),
 )
 RULES = (
     Rule("chained products", chain_candidates),
     Rule("products", streamed_candidates),
+    Rule(BOTH, row_column_candidates),
     Rule(ROWS, split_row_candidates),
+    Rule(ROWS, paired_sum_candidates),
     Rule(ROWS, tile_candidates, variants),
 )
 PROMISING = 3  #: candidates of which variants are looked at: a first call has no time for all

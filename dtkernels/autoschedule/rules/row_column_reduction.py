@@ -8,6 +8,11 @@ for x in a part's share of the rows:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
@@ -15,6 +20,7 @@ from ..cost.kernel_config import KernelConfig, Sizes
 from ..problem import SchedulingProblem, whole_parts
 from .reduction import approximations
 
+WARPS, SHARES, EACH = (4, 8, 16), (0.5, 1, 2), (4, 32)  #: of candidates: warps, parts relative to the usual ones, elements of a thread at least and at most
 STEP = 4096  #: elements of the rows of one step, if one row is not more
 ROOM = 88  #: registers of a thread for values as wide as a row, which leaves 40 for the rest where 512 threads share them all
 STAGES = 3
@@ -45,6 +51,21 @@ def row_column_tiles(shape: SchedulingProblem, root: str, members: list[str]) ->
     loop = ((down[-1], min(STAGES, ahead + 1)),) if ahead else ()
     shared = _split_rows(shape, {label: tile[label] for label in down}, shape.programs(block), 16 // warps)
     return shape.config(root, block, tile, warps, 3, split=shared, stages_of=loop, approximations=approximations(shape, members))
+
+
+def row_column_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
+    """Yield schedules of such a kernel with more rows at once, other numbers of warps and parts, and without loading ahead."""
+    usual = row_column_tiles(shape, root, members)
+    if usual is None:
+        return
+    tile, row = dict(usual.tiles), reduction_labels(shape.algorithm, root)[-1]
+    width = math.prod(next_power_of_two(shape.sizes[x]) for x, n in usual.tiles if n == 0)
+    for rows, warps, part in product((tile[row], 2 * tile[row], 4 * tile[row]), WARPS, SHARES):
+        each = rows * width // (warps * shape.target.warp_size)
+        if EACH[0] <= each <= EACH[1] and rows <= shape.sizes[row]:
+            split = tuple((x, whole_parts(int(n * part))) for x, n in usual.split if whole_parts(int(n * part)) > 1)
+            made = replace(usual, tiles=tuple((x, rows if x == row else n) for x, n in usual.tiles), num_warps=warps, split=split)
+            yield from (made, replace(made, stages_of=()))
 
 
 def _split_rows(shape: SchedulingProblem, steps: dict[str, int], programs: int, share: int) -> Sizes:

@@ -17,6 +17,7 @@ from ....codegen.powers_of_two import next_power_of_two
 from ....lang import expr as ex
 from ....lang.schedule_checks import reduction_labels
 from ...cost.kernel_config import KernelConfig, Sizes
+from ...cost.kernel_work import paired_terms
 from ...problem import SchedulingProblem, whole_parts
 from ..reduction import loaded_accesses, reread, row_tiles, stores_while_reducing
 
@@ -44,6 +45,8 @@ def tile_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> 
 
 def variants(shape: SchedulingProblem, root: str, made: KernelConfig) -> Iterator[KernelConfig]:
     """Yield schedules of the same tiles by other numbers of warps and parts, and with loops that load ahead."""
+    if paired_terms(shape.known.funcs[root]):  # their tiles are of few useful shapes
+        return
     for split in _splits(shape, root, made):
         for stages in _ahead(shape, made, split):
             for warps in _warps(shape, made.tiles):
@@ -84,8 +87,8 @@ def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: Kerne
 def distances(shape: SchedulingProblem, root: str, members: list[str], labels: list[str]) -> dict[str, int]:
     """Return how far each label is from the last dimension in the tensors that have most of them."""
     wanted = {*labels}
-    places = [[ex.free_labels(i) & wanted for i in reversed(a.index)] for a in loaded_accesses(shape, root, members)]
-    places += [[{x} & wanted for x in reversed(shape.algorithm[m].labels)] for m in members if m == root or m in shape.outputs]
+    places = [[frozenset(ex.free_labels(i) & wanted) for i in reversed(a.index)] for a in loaded_accesses(shape, root, members)]
+    places += [[frozenset({x} & wanted) for x in reversed(shape.algorithm[m].labels)] for m in members if m == root or m in shape.outputs]
     most = max((len(set().union(*place)) for place in places if place), default=0)
     full = [place for place in places if place and len(set().union(*place)) == most]
     return {x: min((i for place in full for i, found in enumerate(place) if x in found), default=len(labels)) for x in labels}

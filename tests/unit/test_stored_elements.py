@@ -1,0 +1,45 @@
+"""Elements that several kernels would make are made and stored by one of them, and what is as large as the caller's tensors is not cut."""
+
+import pytest
+
+from dtkernels.codegen.pipeline import lower
+from dtkernels.lang import parse
+from dtkernels.show import Subject, Written
+
+GATED = "Func u, y; In A, W, V; Var m, n; RVar k; u[m, n] = rdot(A[m, k], W[k, n], k); y[m, n] = u[m, n] * sigmoid(u[m, n]) * rdot(A[m, k], V[k, n], k);"
+RELU = "Func y; In A, B, z; Var m, n; RVar k; y[m, n] = maximum(rdot(A[m, k], B[k, n], k) + z[n], 0);"
+
+
+def kernels(text: str, sizes: tuple[int, int, int], backward: bool = True) -> list:
+    program = parse(text)
+    wanted = program.algorithm.inputs if backward else None
+    return list(lower(Subject(Written("f", program, scheduled=False), "h100", dict(zip("mnk", sizes)), "bf16", {}, wanted).program))
+
+
+def chunks(text: str, sizes: tuple[int, int, int]) -> list[str]:
+    program = parse(text)
+    schedule = Subject(Written("f", program, scheduled=False), "h100", dict(zip("mnk", sizes)), "bf16", {}, program.algorithm.inputs).program.schedule
+    return [str(p) for p in schedule.primitives if p.name == "chunk"]
+
+
+def test_both_gradients_of_a_gated_unit_are_made_by_one_kernel():
+    made = [k for k in kernels(GATED, (4096, 11008, 4096)) if "d_y" in k.reads]
+    assert [set(k.writes) for k in made] == [{"d_u", "d_y_product"}]
+
+
+def test_a_gradient_is_stored_by_the_kernel_that_sums_it_for_the_bias():
+    first, *rest = kernels(RELU, (1000, 3000, 2000))
+    assert {"d_y_dot"} < {*first.writes} and not any("d_y" in k.reads for k in rest), "d_y is read once"
+    assert sum("d_y_dot" in k.reads for k in rest) == 2
+
+
+def test_rows_that_start_anywhere_are_laid_out_by_a_kernel_of_their_own():
+    made = [k for k in kernels(RELU, (1000, 3001, 2000)) if "d_y" in k.reads]
+    assert len(made) == 2 and not any("d_y_dot" in k.writes and len(k.writes) > 1 for k in made)
+
+
+@pytest.mark.parametrize("limit, cut", [(None, False), ("256", True), ("0", False), ("2048", False)])
+def test_only_a_limit_that_is_set_cuts_what_is_no_larger_than_the_callers_tensors(limit, cut, monkeypatch):
+    if limit is not None:
+        monkeypatch.setenv("DTKERNELS_MEMORY_LIMIT", limit)
+    assert bool(chunks(GATED, (8192, 14336, 4096))) == cut
