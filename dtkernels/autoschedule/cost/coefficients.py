@@ -66,6 +66,7 @@ class Rates(NamedTuple):
 
 
 #: python benchmarks/fit_cost_rates.py --trials benchmarks/h200_product_grid.json, and --more with each file of benchmarks/h100/*.safetensors
+#: ROWS: the same, then changed one by one for as long as the mean regret fell over the kernels of the tables and of benchmarks/h100/rows_of_programs.safetensors
 PRODUCTS = Rates(
     launch=4.31, start=0.453, latency=0.399, step=1.5e-10, alone=0.259, rate=7040000, wide_rate=271000, few_rows=5.74, few_columns=7.82, old_units=3.05,
     few_warps=2.28, crowded=1.51, specialized=0.567, special=60700, plain=1000000, l2_rate=98800, request_rate=243000000, narrow=3.66, ragged=1.15,

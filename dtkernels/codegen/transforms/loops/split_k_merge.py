@@ -53,7 +53,7 @@ def parts_at_once(body: tuple[Statement, ...], parts: int) -> int:
     if _uses_running_maximum(body):
         return max(1, min(PARTS, parts & -parts, 1 << (LIVE // _live_elements(body)).bit_length() >> 1))
     if _has_blocks(body):
-        kept = all(len(wide := _wide(s)) == 1 and (wide[0].tile != WHOLE or _is_parallel_axis(body, wide[0])) for s in stored)
+        kept = all(len(wide := _wide(s)) == 1 and wide[0].tile != WHOLE for s in stored)
     else:
         wholes = [s.axis for s in body if isinstance(s, Index) and s.axis.tile == WHOLE]
         kept = any(all(Position(a) in s.index for s in stored) for a in wholes)
@@ -65,9 +65,10 @@ def _wide(s: Store) -> list[Axis]:
 
 
 def block_merge(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Block the whole extents of a merge, where every element along them is computed independently."""
+    """Block the whole extents of a merge that has no blocks, or only of one element, where every element along them is computed independently."""
     relative = _uses_running_maximum(body)
-    blocked = _has_blocks(body) and not relative
+    if not relative and any(s.start.startswith("block") and s.axis.tile != 1 for s in body if isinstance(s, Index)):
+        return _shrink_blocks(body)
     for axis in [s.axis for s in body if isinstance(s, Index) and (s.axis.tile == WHOLE or relative and s.axis.padded)]:
         if _is_parallel_axis(body, axis):
             block = replace(axis, tile=ROWS if axis.padded else COLUMNS, padded=False)
