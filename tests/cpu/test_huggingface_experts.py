@@ -242,6 +242,16 @@ def test_what_is_left_alone_has_its_reason():
     assert report.fallbacks == {"another activation than when it was patched": 1}
 
 
+def test_an_activation_of_the_modules_own_is_called_as_it_is():
+    """Also where somebody replaced it, or hooks it, since."""
+    module, case = form_case("NemotronH.nemotron_h/NemotronHExperts"), routed(4, 2)
+    report = apply_to(module, ops="all")
+    module.act_fn = nn.Tanh()
+    module.act_fn.register_forward_hook(lambda _, inputs, output: 2 * output)
+    torch.testing.assert_close(module(*case), type(module).forward(module, *case), atol=1e-5, rtol=1e-4)
+    assert report.paths["experts"] == {"kernel": 0, "own path": 0, "reference": 1}
+
+
 @pytest.mark.parametrize(
     "call, message",
     [

@@ -72,11 +72,14 @@ SUM = "Func f; In A, B, C, D; Var x, y; RVar k, l; f[x, y] = rdot(A[x, k], B[k, 
 
 @pytest.mark.parametrize("sizes", [(4096, 11008, 4096), (2048, 2048, 2048), (512, 4096, 4096)])
 @pytest.mark.parametrize("text, read", [(GATED.format("k, y"), "AWV"), (GATED.format("y, k"), "AWV"), (SUM, "ABCD")])
-def test_products_side_by_side_are_tiled_as_one_and_all_their_operands_come_by_descriptors(text, read, sizes):
+def test_products_side_by_side_are_tiled_as_one(text, read, sizes):
+    """By pointers where they share an operand: persistent programs took 1.2 times as long for two results on an H100 (benchmarks/h100/product_probes.json)."""
     schedule = scheduled(text, dict(zip("xykl", (*sizes, sizes[-1]))))
     assert schedule.sizes("f", "block") == {"x": 128, "y": 128}, "accumulators together as those of 128 x 256"
     assert schedule.number("f", "num_warps") == 8 and schedule.number("f", "num_stages") == 3
-    assert {*schedule.names("f", "descriptor")} == {*read, "f"} and schedule.of("f", "persistent")
+    assert bool(schedule.of("f", "persistent")) == (text == SUM)
+    if text == SUM:
+        assert {*schedule.names("f", "descriptor")} == {*read, "f"}
 
 
 @pytest.mark.parametrize("sizes", [(1024, 1024, 1024), (128, 11008, 4096), (16, 11008, 4096), (4097, 4099, 4001), (300, 20, 500)])
@@ -91,12 +94,7 @@ def test_gradients_of_products_side_by_side():
     """What is no product of inputs alone is an operand of its own kernel too; sums of two products each take all their operands."""
     schedule = scheduled(GATED.format("k, y"), {"x": 4096, "y": 11008, "k": 4096}, wrt=("A", "W", "V"))
     assert "operand" not in schedule.fused() and schedule.fused()["d_V"][0] == "d_W"
-    assert {*schedule.names("d_A", "descriptor")} == {"d_u", "operand", "W", "V", "d_A"} and {*schedule.names("d_W", "descriptor")} == {
-        "A",
-        "d_u",
-        "operand",
-        "d_W",
-    }
+    assert schedule.sizes("d_W", "block") == {"k": 128, "y": 128} and not schedule.of("d_W", "persistent")
     assert schedule.sizes("d_u", "block") == {"x": 128, "y": 128}, (
         "of 128 x 256 no more than one stage has room beside what is read with it"
     )
@@ -116,7 +114,7 @@ def test_a_plain_sum_shares_a_product_only_where_that_loads_what_it_sums_and_not
     text = f"Func f; In A, B, z; Var x, y; RVar k; f[x, y] = {act.format(product)};"
     schedule = scheduled(text, {"x": rows, "y": 4096, "k": 4096}, wrt=("A", "B", "z"))
     assert ("d_z" not in schedule.fused()) == alone, str(schedule)
-    assert {*schedule.names("d_B", "descriptor")} >= {"A"} and schedule.number("d_B", "num_stages") == 3
+    assert schedule.number("d_B", "num_stages") >= 3 and (rows == 64 or {*schedule.names("d_B", "descriptor")} >= {"A"})
 
 
 @pytest.mark.parametrize("results", [True, False])

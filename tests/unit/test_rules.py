@@ -107,3 +107,19 @@ def test_nothing_is_stored_from_inside_a_loop_that_is_empty(empty):
     schedule = default_schedule(algorithm, ("g", "f"), sizes, 2, H200)
     inside = {p.func for p in schedule.primitives if p.name in ("store", "compile")} & {*schedule.fused()}
     assert not inside if empty else True, schedule
+
+
+@pytest.mark.parametrize("rows", [2048, 8192])
+def test_distances_of_all_pairs_take_one_term_a_step(rows):
+    algorithm = prepare_algorithm(parse("Func f; In A, B; Var x, y; RVar k; f[x, y] = rsum(abs(A[x, k] - B[y, k]), k);").algorithm, ("f",))
+    found = default_schedule(algorithm, ("f",), {"x": rows, "y": rows, "k": 128}, 2, H200)
+    assert found.sizes("f", "tensorize") == {"x": 128, "y": 64, "k": 1}
+
+
+def test_a_result_in_float32_leaves_persistent_products_fewer_stages():
+    """128 x 256 sums in float32 take 128 KiB of shared memory: three stages of loads have no room beside them, so programs do not stay."""
+    algorithm = prepare_algorithm(parse("Func g, f; In A, B; Var x, y; RVar k; g[x, y] = rdot(A[x, k], B[k, y], k); f[x, y] = g[x, y] + rsum(g[x, z], z); RVar z;").algorithm, ("f",))
+    found = default_schedule(algorithm, ("f",), {"x": 8192, "y": 4096, "z": 4096, "k": 4096}, 2, H200)
+    persistent = any(p.name == "persistent" and p.func == "g" for p in found.primitives)
+    stages = next(p.args[0] for p in found.primitives if p.name == "num_stages" and p.func == "g")
+    assert not (persistent and stages > 2)

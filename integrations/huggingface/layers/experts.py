@@ -58,7 +58,8 @@ def patch_dispatched(model: nn.Module, report: PatchReport, known: set[int]) -> 
             continue
         form = form_of(module)
         reason = why_unknown(module) if form is None else taken(module, type(module))
-        replace_forward(name, module, "experts", partial(experts_forward, CallRecord(), module, cast(Form, form), other_parts(module)), reason, report)
+        rest = other_parts(module) if form is not None and form.unit is not None else {}  # else the module's own function is called
+        replace_forward(name, module, "experts", partial(experts_forward, CallRecord(), module, cast(Form, form), rest), reason, report)
 
 
 def other_parts(module: nn.Module) -> dict[str, object]:
