@@ -26,7 +26,7 @@ from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig, joined
 from .cost.predicted_time import predicted_time
 from .fit_resources import fit_resources
-from .memory_limit import pieces_within_limit
+from .memory_limit import memory_limit, pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
 from .rules.gemm_row_reduction import recomputes_product_rows, reduces_beyond_tiles, reduces_products, sweep_underfills_gpu, swept
@@ -187,8 +187,11 @@ class _Fusion:
         return [(g, way) for time, _, g, way in sorted(found, key=lambda f: f[:2]) if time < most]
 
     def keeps(self, way: Way) -> int:
-        """Return the bytes of Funcs that are written for other kernels, in float32."""
-        return sum(4 * self.shape.elements(root) for root in way[1] if root not in self.outputs)
+        """Return the bytes of Funcs that are written for other kernels, in float32. Products of long sums count where they exceed the memory limit."""
+        written = [root for root in way[1] if root not in self.outputs]
+        long = [root for root in written if self.shape.dots(root) and self.shape.longest_sum(root) >= STORED]
+        within = not memory_limit() or sum(4 * self.shape.elements(root) for root in long) <= memory_limit()
+        return sum(4 * self.shape.elements(root) for root in written if not (within and root in long))
 
     def scheduled(self, fused: tuple[Primitive, ...], kernels: dict[str, KernelConfig], itemsize: int | InputTypes) -> Schedule | None:
         """Return the legal schedule of one way to fuse, within the memory limit and the room of the GPU; None if there is none."""
