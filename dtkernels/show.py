@@ -23,7 +23,7 @@ from .codegen.pipeline_text import forms_text, passes_text
 from .codegen.target import Target, target
 from .lang import expr as ex
 from .lang import parse
-from .lang.algorithm import Algorithm
+from .lang.algorithm import Algorithm, with_operands
 from .lang.checks import check_given
 from .lang.errors import DTError
 from .lang.extents.formulas import follows_from_labels, inputs_of, size_of_labels, smallest_dimension, source_of
@@ -195,7 +195,7 @@ class Subject:
 
     def itemsizes(self) -> dict[str, int]:
         """Return bytes per element of every buffer that is not always float32."""
-        return element_bytes(self.algorithm, self.outputs, self.types(self.algorithm))
+        return element_bytes(with_operands(self.algorithm, self.program.schedule.subjects()), self.outputs, self.types(self.algorithm))
 
     def check(self, every: bool = True) -> None:
         """Raise DTError where a kernel exceeds the GPU's resources. ``every=False``: only kernels whose use does not depend on sizes."""

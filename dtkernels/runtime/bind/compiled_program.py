@@ -17,6 +17,7 @@ from ...codegen.ir.nest import Loop, Put, Store, statements
 from ...codegen.pipeline import check_heeded, lower, prelower
 from ...codegen.target import Target
 from ...lang import DTError, Position, parse
+from ...lang.algorithm import with_operands
 from ...lang.checks import check_given
 from ...lang.extents.formulas import inputs_of, source_of
 from ...lang.extents.sources import computed
@@ -251,7 +252,7 @@ class ArgumentCheck:
             from ..signature.signature import input_types
 
             types = input_types(tensors)
-            itemsizes = element_bytes(self.algorithm, self.outputs, types)
+            itemsizes = element_bytes(with_operands(self.algorithm, self.program.schedule.subjects()), self.outputs, types)
             for kernel in lower(replace(self.program, algorithm=types.typed(self.algorithm))):
                 check_resources(kernel, self.constants | {k: n for k, n in sizes.items() if n is not None}, itemsizes, target, tf32)  # type: ignore[arg-type]
         self.seen.add(key)
