@@ -26,7 +26,8 @@ from dtkernels.runtime.build.triton_compile import KernelLaunch, build, record_l
 
 GRID = (2**31 - 1, 65535, 65535)  #: programs of a launch along each axis
 SPILLED = 64  #: bytes of a thread's stack from which on a kernel is said to spill
-LONG = 30.0  #: percent of the limit below which the predicted time is called long
+TRIPLED = 6  #: times as many operations as 16-bit products: three products in TF32, each at half the rate
+LONG = 28.0  #: percent of the limit below which the predicted time is called long
 
 
 @dataclass
@@ -106,7 +107,8 @@ def limit(plan: Planned, dtype: str, target: Target) -> float:
     """Return the microseconds that memory needs for inputs and results, or the matrix units for the products, whichever are more."""
     moved = plan.problem.bytes(plan.problem.published, DTYPES[dtype].itemsize) / target.bandwidth * 1e6
     rates = rates_of(target.arch)[0]
-    rate = (rates.rate if dtype == "bf16" else rates.wide_rate) * target.multiprocessors
+    wide = max(rates.wide_rate, rates.rate / TRIPLED)
+    rate = (rates.rate if dtype == "bf16" else wide) * target.multiprocessors
     return max(moved, operations(plan.problem, plan.variant.algorithm, plan.problem.published) / rate)
 
 
