@@ -77,7 +77,7 @@ def _exchange(backward: Algorithm, d: Definition, total: ex.Reduce) -> _Exchange
     parts = factors_of(total.arg)
     for i, part in enumerate(parts):
         body = inline_access(part, backward) if isinstance(part, ex.Access) and part.tensor in backward else part
-        if not isinstance(body, ex.Dot) or len(parts) == 1:
+        if not isinstance(body, ex.Dot) or len(parts) == 1 or not _only_summed(backward, part):
             continue
         weights = [*parts[:i], *parts[i + 1 :]]
         for row, column in ((body.left, body.right), (body.right, body.left)):
@@ -88,6 +88,19 @@ def _exchange(backward: Algorithm, d: Definition, total: ex.Reduce) -> _Exchange
                     if (found := _shared(dot, column, weights, label)) is not None:
                         return _Exchange(dot, user, *found, row, column, body.labels)  # type: ignore[arg-type]
     return None
+
+
+def _only_summed(backward: Algorithm, product: ex.Expr) -> bool:
+    """Return whether ``product`` is read in sums alone: one that is read element by element is made in any case, as attention's dP is."""
+
+    def apart(e: ex.Expr) -> bool:
+        if isinstance(e, ex.Reduce) and e.kind == "sum":
+            return True
+        same = isinstance(e, ex.Access) and isinstance(product, ex.Access) and e.tensor == product.tensor
+        return not same and e != product and all(map(apart, e.children()))
+
+    own = product.tensor if isinstance(product, ex.Access) else None
+    return all(apart(d.expr) for d in backward.definitions if d.name != own)
 
 
 def _products_with(backward: Algorithm, side: ex.Expr, labels: tuple[str, ...]) -> Iterator[tuple[str, ex.Dot]]:
