@@ -6,7 +6,6 @@ import pytest
 import torch
 from op_cases import normal
 
-from dtkernels.algebra.autodiff.exchanged_sums import exchange_sums
 from dtkernels.algebra.autodiff.gradient import gradient, savable_products
 from dtkernels.algebra.pipeline import differentiable_form
 from dtkernels.lang import Program, Schedule, parse
@@ -71,11 +70,3 @@ def test_what_varies_with_the_summed_label_alone_scales_the_operand():
     form = differentiable_form(algorithm_of("cosine"), ("y",))
     texts = [str(d) for d in gradient(form, ("y",), ("A", "B")).backward.definitions]
     assert "B_scaled[n, k] = B[n, k] * rsqrt(cast(c_kept[n], fp32));" in texts and "B_sum[m, k] = rdot(d_y[m, n], B_scaled[n, k], n);" in texts
-
-
-def test_a_product_that_is_read_element_by_element_stays():
-    """Attention's backward makes dP in any case: sums over it are not exchanged, back and forth."""
-    text = "Func s, e, t, p, f; In Q, K, V; Var m, n; RVar l, d; s[m, l] = rdot(Q[m, d], K[l, d], d); e[m, l] = exp(s[m, l]); t[m] = rsum(e[m, l], l); p[m, l] = e[m, l] / t[m]; f[m, n] = rdot(p[m, l], V[l, n], l);"
-    plain = differentiable_form(parse(text).algorithm, ("f",))
-    backward = gradient(plain, ("f",), ("Q", "K", "V")).backward
-    assert exchange_sums(backward) == backward
