@@ -46,6 +46,7 @@ BLOCK = 4096  #: elements of a block of rows
 STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
 MOST_STORED = 4  #: Funcs that other kernels store for one way to fuse, at most
+MUCH_FASTER = 0.6  #: the same where it stores products of long sums that are larger than the L2
 KEPT = 1 << 25  #: bytes of intermediate results that a faster way may write: they stay in the L2
 OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail", "stream")  #: primitives that a form of accesses may refuse
 Way = tuple[tuple[Primitive, ...], dict[str, KernelConfig]]  #: statements that fuse, and the choices for each kernel
@@ -167,8 +168,9 @@ class _Fusion:
         if len(ways) < 2 or 0 in self.sizes.values():
             return ways
         usual = self.time(ways[0])
-        others = [(self.time(way), i) for i, way in enumerate(ways[1:], 1) if self.keeps(way) <= max(self.keeps(ways[0]), KEPT)]
-        ahead = [i for t, i in sorted(others) if t < FASTER * usual]
+        most = max(self.keeps(ways[0]), KEPT)
+        timed = sorted((self.time(way), i) for i, way in enumerate(ways[1:], 1))
+        ahead = [i for t, i in timed if t < usual * (FASTER if self.keeps(ways[i]) <= most else MUCH_FASTER if self.keeps(ways[i], long=False) <= most else 0.0)]
         return [ways[i] for i in (*ahead, *(i for i in range(len(ways)) if i not in ahead))]
 
     def time(self, way: Way) -> float:
@@ -186,12 +188,12 @@ class _Fusion:
         most = FASTER * self.time(usual) * in_loop(self.shape) if found else 0.0
         return [(g, way) for time, _, g, way in sorted(found, key=lambda f: f[:2]) if time < most]
 
-    def keeps(self, way: Way) -> int:
-        """Return the bytes of Funcs that are written for other kernels, in float32. Products of long sums count where they exceed the memory limit."""
+    def keeps(self, way: Way, long: bool = True) -> int:
+        """Return the bytes of Funcs that are written for other kernels, in float32; without ``long``, of products of long sums only those beyond the memory limit."""
         written = [root for root in way[1] if root not in self.outputs]
-        long = [root for root in written if self.shape.dots(root) and self.shape.longest_sum(root) >= STORED]
-        within = not memory_limit() or sum(4 * self.shape.elements(root) for root in long) <= memory_limit()
-        return sum(4 * self.shape.elements(root) for root in written if not (within and root in long))
+        products = [root for root in written if not long and self.shape.dots(root) and self.shape.longest_sum(root) >= STORED]
+        within = not memory_limit() or sum(4 * self.shape.elements(root) for root in products) <= memory_limit()
+        return sum(4 * self.shape.elements(root) for root in written if not (within and root in products))
 
     def scheduled(self, fused: tuple[Primitive, ...], kernels: dict[str, KernelConfig], itemsize: int | InputTypes) -> Schedule | None:
         """Return the legal schedule of one way to fuse, within the memory limit and the room of the GPU; None if there is none."""
