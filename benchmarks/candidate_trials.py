@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [p for p in (str(ROOT), str(ROOT / "tools"), str(ROOT / "benchmarks")) if p not in sys.path]
 
-from common.cli_types import Parser, at_least, file_to_write, some_of, within  # noqa: E402
+from common.cli_types import Parser, at_least, file_to_write, pattern, some_of, within  # noqa: E402
 from sampling import domains, programs  # noqa: E402
 from sampling.measuring import ask  # noqa: E402
 
@@ -177,10 +177,7 @@ def shapes(text: str) -> tuple[tuple[str, str], ...]:
 
 def programs_named(text: str) -> re.Pattern:
     """Parse a regular expression that is found in the name of a program."""
-    try:
-        found = re.compile(text)
-    except re.error as problem:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {problem}") from None
+    found = pattern(text)
     if not programs.names(found):
         raise argparse.ArgumentTypeError(f"no program has {text!r} in its name; allowed: {', '.join(programs.PROGRAMS)}")
     return found

@@ -10,7 +10,6 @@ first, forward and then backward, and further sizes after those: what the second
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -27,7 +26,7 @@ sys.path[:0] = [str(p) for p in (ROOT, ROOT / "tools", ROOT / "tests") if str(p)
 
 import bench  # noqa: E402
 from common import timing  # noqa: E402
-from common.cli_types import Parser, at_least, file_to_write, within  # noqa: E402
+from common.cli_types import Parser, at_least, file_to_write, pattern, within  # noqa: E402
 from sampling.measuring import handled  # noqa: E402
 from untuned_calls import DTYPES, Call, Errors, as_tuple, operator, runs  # noqa: E402
 from untuned_programs import PROGRAMS, Sizes  # noqa: E402
@@ -158,13 +157,6 @@ def summary(found: dict[str, dict], asked: int) -> str:
         mean = math.exp(statistics.fmean(map(math.log, ratios.values())))
         said += f"\ngeometric mean of best peer / ours: {mean:.2f}; slowest: {slowest}"
     return said
-
-
-def pattern(text: str) -> re.Pattern:
-    try:
-        return re.compile(text)
-    except re.error as problem:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {problem}") from None
 
 
 def measure_all(todo: list[Case], seconds: float, json_file: Path | None) -> dict[str, dict]:

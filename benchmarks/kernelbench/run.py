@@ -31,18 +31,10 @@ sys.path[:0] = [str(p) for p in (ROOT, ROOT / "tools", Path(__file__).resolve().
 
 import check  # noqa: E402
 import measure  # noqa: E402
-from common.cli_types import Parser, file_to_write, some_of, within  # noqa: E402
+from common.cli_types import Parser, file_to_write, pattern, some_of, within  # noqa: E402
 from problem import DTYPES, levels, not_said, problems  # noqa: E402
 
 from dtkernels.codegen.target import TARGETS  # noqa: E402
-
-
-def pattern(text: str) -> re.Pattern:
-    """Accept a regular expression."""
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
 
 
 def names(options: argparse.Namespace) -> list[tuple[int, str]]:

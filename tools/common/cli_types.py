@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from dtkernels.tuning.cli_types import DTYPES, Parser, at_least, said, some_of, within
 
-__all__ = ["DTYPES", "Parser", "at_least", "device", "file_to_write", "folder_to_read", "read_figures", "read_text", "said", "several", "share", "some_of", "within"]
+__all__ = ["DTYPES", "Parser", "at_least", "device", "file_to_write", "folder_to_read", "pattern", "read_figures", "read_text", "said", "several", "share", "some_of", "within"]
 
 def read_text(path: Path) -> str:
     """Read the text of a file. Raises OSError, and ValueError if it is not UTF-8."""
@@ -53,6 +54,14 @@ def several(kind: Callable[[str], object]) -> Callable[[str], tuple]:
 def share(text: str) -> float:
     """Accept a number from 0 to below 1."""
     return 0.0 if text in ("0", "0.0") else within(0, 0.999999)(text)
+
+
+def pattern(text: str) -> re.Pattern:
+    """Accept a regular expression."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
 
 
 def file_to_write(text: str) -> Path:

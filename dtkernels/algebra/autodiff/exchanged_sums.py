@@ -29,7 +29,7 @@ def exchange_sums(backward: Algorithm) -> Algorithm:
     """Replace each sum of weights times a product that a product in another definition allows to read."""
     for d in backward.definitions:
         for node in d.expr.walk():
-            if isinstance(node, ex.Reduce) and node.kind == "sum" and len(node.labels) == 1 and (found := _exchange(backward, d, node)):
+            if isinstance(node, ex.Reduce) and node.kind == "sum" and len(node.labels) == 1 and (found := _exchange(backward, node)):
                 return exchange_sums(found.apply(backward, node))
     return backward
 
@@ -39,7 +39,6 @@ class _Exchange:
     """The weights that both share, apart from what varies with the row or with the summed label alone, and what is left of each."""
 
     dot: ex.Dot  #: the product that is read
-    user: str  #: the Func that it is in
     shared: tuple[ex.Expr, ...]
     of_sum: tuple[ex.Expr, ...]  #: factors that the sum has besides, without the summed label
     of_dot: tuple[ex.Expr, ...]  #: factors that the product has besides
@@ -72,7 +71,7 @@ class _Exchange:
         return backward.with_definitions(_sorted((*made, *changed)))
 
 
-def _exchange(backward: Algorithm, d: Definition, total: ex.Reduce) -> _Exchange | None:
+def _exchange(backward: Algorithm, total: ex.Reduce) -> _Exchange | None:
     (label,) = total.labels
     parts = factors_of(total.arg)
     for i, part in enumerate(parts):
@@ -84,9 +83,9 @@ def _exchange(backward: Algorithm, d: Definition, total: ex.Reduce) -> _Exchange
             apart = label not in ex.free_labels(row) and label in ex.free_labels(column) and isinstance(column, ex.Access)
             own = ex.free_labels(row) - set(body.labels)
             if apart and own - ex.free_labels(column) and column.tensor not in backward:  # type: ignore[attr-defined]
-                for user, dot in _products_with(backward, column, total.labels):
+                for dot in _products_with(backward, column, total.labels):
                     if (found := _shared(dot, column, weights, label)) is not None:
-                        return _Exchange(dot, user, *found, row, column, body.labels)  # type: ignore[arg-type]
+                        return _Exchange(dot, *found, row, column, body.labels)  # type: ignore[arg-type]
     return None
 
 
@@ -103,12 +102,12 @@ def _only_summed(backward: Algorithm, product: ex.Expr) -> bool:
     return all(apart(d.expr) for d in backward.definitions if d.name != own)
 
 
-def _products_with(backward: Algorithm, side: ex.Expr, labels: tuple[str, ...]) -> Iterator[tuple[str, ex.Dot]]:
-    """Yield the products over ``labels`` that have the operand ``side``, with their Funcs."""
+def _products_with(backward: Algorithm, side: ex.Expr, labels: tuple[str, ...]) -> Iterator[ex.Dot]:
+    """Yield the products over ``labels`` that have the operand ``side``."""
     for d in backward.definitions:
         for n in d.expr.walk():
             if isinstance(n, ex.Dot) and n.labels == labels and side in (n.left, n.right):
-                yield d.name, n
+                yield n
 
 
 def _shared(
