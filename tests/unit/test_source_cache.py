@@ -82,3 +82,10 @@ def test_a_temporary_folder_that_others_may_write_to_is_not_used(folders, monkey
     monkeypatch.setenv("DTKERNELS_CACHE", str(folders / "file"))
     path = loaded(40)
     assert path.parent.parent == folders / "temporary" and path.parent != shared and path.parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_module_is_loaded_again_where_the_interpreter_is_chosen_anew(monkeypatch):
+    source = "from dtkernels.runtime.path_counters import interpreting\nvalue = interpreting()\n"
+    for chosen in ("1", "0", "1"):
+        monkeypatch.setenv("TRITON_INTERPRET", chosen)
+        assert source_cache.load_module(source, "some").value == (chosen == "1")

@@ -73,7 +73,8 @@ def load_module(source: str, name: str) -> ModuleType:
 
 
 def _loaded(source: str, name: str, digest: str) -> ModuleType:
-    module_name = f"dtkernels_emitted_{name}_{digest}"
+    mode = "interpreted" if interpreting() else "compiled"  # Triton decides it when a kernel is defined, not when it is launched
+    module_name = f"dtkernels_emitted_{name}_{digest}_{mode}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     path = _written(source, f"{name}_{digest}.py")
