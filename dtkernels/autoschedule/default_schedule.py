@@ -513,8 +513,8 @@ class _Fusion:
         own, reduced = self.algorithm[func].labels, reduction_labels(self.algorithm, func)
         outer, inner = self.algorithm[root].labels, reduction_labels(self.algorithm, root)
         shared = [label for label in outer if label in own]
-        if self._recompute_is_costly(func, root) or self._needs_own_row_reduction(func, root) or reduced and self._few_programs_sum(func, root):
-            return None
+        if self._recompute_is_costly(func, root) or self._needs_own_row_reduction(func, root) or reduced and not outer:
+            return None  # a root without labels is one program
         if streaming and reduced and set(reduced) == set(inner) and set(own) <= set(outer):
             return (root, inner[-1])
         carried = [label for label in inner if label in own]
@@ -551,16 +551,6 @@ class _Fusion:
         """Return whether programs of ``root`` are too few for the GPU and each would compute many long sums ``func`` one after another."""
         programs, sums = self._elements(self.algorithm[root].labels), self._elements(self.algorithm[func].labels)
         return self._elements(reduction_labels(self.algorithm, func)) >= BLOCK and 2 * programs <= self.shape.target.multiprocessors and sums >= 8 * programs
-
-    def _few_programs_sum(self, func: str, root: str) -> bool:
-        """Return whether rows of ``func`` are summed by fewer programs in ``root`` than there are multiprocessors.
-
-        A root without labels is one program. Rows too long to hold are read again in any case; in a kernel of its own their sum is split.
-        """
-        outer, reduced = self.algorithm[root].labels, reduction_labels(self.algorithm, func)
-        rows = self._elements(tuple(label for label in outer if label not in reduced and label in self.algorithm[func].labels))
-        alone = set(reduced) <= {*outer} and not self.shape.dots(func) and not self.shape.dots(root)
-        return not outer or alone and self._elements(reduced) > ROW_LIMIT and rows < self.shape.target.multiprocessors
 
     def _bounds_loop(self, func: str, missing: tuple[str, ...]) -> bool:
         """Return whether ``func`` tells between which elements of a label that it reduces others reduce: each block would look at all of them."""

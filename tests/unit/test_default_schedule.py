@@ -165,7 +165,7 @@ def test_gradients_that_share_a_sum_have_kernels_of_their_own_where_one_would_be
 def test_few_long_rows_are_split_over_programs():
     text = "Func s, f; In A; Var x, y; s[x] = rsum(exp(A[x, y]), y); f[x, y] = exp(A[x, y]) / s[x];"
     few, many = (scheduled(text, {"x": x, "y": 1000000}) for x in (2, 4096))
-    assert few.sizes("s", "split")["y"] >= 8 and not any(p.name == "split" for p in many.primitives)
+    assert few.sizes("f", "split")["y"] >= 8 and few.fused() == {"s": ("f", "x"), **few.fused()} and not any(p.name == "split" for p in many.primitives)
     assert scheduled("Func f; In A; RVar y; f[] = rsum(A[y] * A[y], y);", {"y": 1000000}).sizes("f", "split")["y"] >= 8
 
 
