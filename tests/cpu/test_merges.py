@@ -144,7 +144,7 @@ def test_a_merge_whose_loop_carries_a_sum_on_keeps_the_loop():
 
 
 def test_what_a_merge_stores_before_its_loop_is_right_with_many_programs():
-    text = """Func mean, f; In A; Var x, y; mean[x] = rmean(A[x, y], y); f[x, y] = A[x, y] - mean[x];
+    text = """Func mean, f; In A; Var x, y; mean[x] = rsum(A[x, y], y) / len(y); f[x, y] = A[x, y] - mean[x];
     mean.fuse_at(f, x); f.block(x:2); f.tensorize(x:2, y:8); f.split(y:4); f.compile(); mean.compile();"""
     assert [{g.label: g.block for g in k.grid} for k in lower(parse(text))][-1] == {"x": 2, "y": 8}
     check(text, random((3, 45)))
