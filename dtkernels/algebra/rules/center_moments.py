@@ -50,11 +50,20 @@ def cancel_deviations(algorithm: Algorithm) -> Algorithm:
 def _is_zero_sum(node: ex.Expr, algorithm: Algorithm) -> bool:
     match node:
         case ex.Reduce("sum", ex.Binary("-", terms, ex.Access(tensor, _) as mean), over) if tensor in algorithm:
-            found = _monomial(mean, algorithm)
-            one = _Monomial(lengths=tuple(sorted((label, -1) for label in over)))
-            alike = found is not None and len(found.sums) == 1 and not ex.free_labels(mean) & set(over)
-            return alike and _same_multiple(found, one, algorithm) and _is_sum_of(found.sums[0], terms, over)  # type: ignore[union-attr, arg-type]
+            return averaged(mean, over, algorithm) == terms
     return False
+
+
+def averaged(mean: ex.Expr, over: tuple[str, ...], algorithm: Algorithm) -> ex.Expr | None:
+    """Return the terms of which ``mean`` is the mean over the labels ``over``, looking through Funcs; None if it is no such mean."""
+    found = _monomial(mean, algorithm)
+    one = _Monomial(lengths=tuple(sorted((label, -1) for label in over)))
+    if found is None or len(found.sums) != 1 or ex.free_labels(mean) & set(over) or not _same_multiple(found, one, algorithm):
+        return None
+    (total,) = found.sums
+    if not isinstance(total, ex.Reduce) or len(total.labels) != len(over) or ex.free_labels(total) & set(over):
+        return None
+    return ex.substitute(total.arg, dict(zip(total.labels, map(ex.Label, over))))
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ class Accumulator(Statement):
     """A value that a loop updates, with its initial value and the operator that combines two partial results.
 
     ``moves``: (accumulator, degree) for each running maximum that partial results are relative to.
+    ``repairs``: (factor, mean, mean) for each product of two deviations from running means that is added up.
     """
 
     name: str
@@ -95,6 +96,8 @@ class Accumulator(Statement):
     combine: str = "+"
     moves: tuple[tuple[str, Fraction], ...] = ()
     terms: bool = False  #: it holds the sum of each term of a product without matrix units
+    mean_of: str = ""  #: of a running mean, the accumulator that counts the elements
+    repairs: tuple[tuple[float, str, str], ...] = ()
 
 
 @dataclass(frozen=True)

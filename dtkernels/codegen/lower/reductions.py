@@ -2,7 +2,8 @@
 
 A Func that reduces over the loop it is fused into is accumulated by that loop. Another accumulator of the loop may depend on its running
 value by degree j (algebra/rules/exponentials/shift_degree.py). The partial result of that accumulator is then multiplied by ``exp(j * (new - old))``
-whenever the running value changes: the online softmax, for any program of that form.
+whenever the running value changes: the online softmax, for any program of that form. Sums relative to running means are repaired by
+running_means.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ..ir.nest import WHOLE, Accumulator, Assign, Axis, Index, Local, Loop, Op, 
 from ..ir.value_type import value_type
 from .memory_sums import add_in_memory
 from .reduction_terms import COMBINE, NEUTRAL, broadcast_over, fits_matrix_units, guarded, key, place_of, reduced, sums_are_held
+from .running_means import RunningMeans
 from .scope import Scope
 
 if TYPE_CHECKING:
@@ -142,6 +144,11 @@ class Reducer:
             else kind
         )
 
+    def can_follow(self, name: str, node: ex.Expr) -> bool:
+        """Return whether a sum does not depend on ``name``, or can be rescaled when that changes."""
+        found = degree(node, {name: Degree(plus=Fraction(1))})
+        return found is not None and (found.free or not found.plus and found.times < 0)
+
     # -- by a loop ------------------------------------------------------------------------------------------------
 
     def _by_loop(
@@ -233,6 +240,7 @@ class _Step:
         self.results: dict[str, dict[ex.Expr, Tile]] = {}
         self.late: list[Assign] = []
         self.moving: dict[str, str] = {}  #: Func -> its accumulator, where the Func is just that
+        self.means = RunningMeans(self)
 
     def accumulate(self, member: _AccumulatedFunc) -> None:
         """Emit the accumulators of ``member`` and their update in one step."""
@@ -244,18 +252,27 @@ class _Step:
         for label in self.bound:
             self._place_plain(name, label, env)
         for node in member.nodes:
+            if self.means.keeps(member, node, watched):
+                results |= self.means.keep(member, node, env)
+                if watched:
+                    self.means.know(member, node, env)
+                continue
             kind = self.r.kind(member.definition, node)
             terms = self.r.terms(node, env, self.inner, self.axes)
-            moves = self._rescaling_degrees(member, node, kind)
+            repairs = self.means.repairs(member, node)
+            gains, relative = self.means.repair(repairs or (), env)
+            moves = self._rescaling_degrees(member, node, kind) if repairs is None else []
             factors = [self._rescaling_factor(*move) for move in moves]
-            inner = any(isinstance(n, ex.Dot) and n != node for n in self._inlined(node).walk())  # its accumulator is in registers already
-            at_end = not (watched or factors or inner) and (not isinstance(node, ex.Dot) or sums_are_held(terms, self.l.options.warps))
+            inner = any(isinstance(n, ex.Dot) and n != node for n in self.inlined(node).walk())  # its accumulator is in registers already
+            at_end = not (watched or factors or gains or inner) and (not isinstance(node, ex.Dot) or sums_are_held(terms, self.l.options.warps))
             if not (at_end or isinstance(terms, TileDot)):
                 terms = reduced(kind, terms, self.axes)
-            acc = self._accumulator(member, node, kind, terms, at_end, tuple((self.moving.get(f, ""), times) for f, times in moves))
+            acc = self._accumulator(member, node, kind, terms, at_end, tuple((self.moving.get(f, ""), times) for f, times in moves), relative)
             older: Tile = acc
             for factor in factors:
                 older = Op("*", (older, factor))
+            for gain in gains:
+                older = Op("+", (older, gain))
             new = Op(COMBINE[kind], (older, terms))
             if watched:
                 after[node] = self.l.let(f"{acc.name}_next", new, self.inner, order=acc.axes)
@@ -266,7 +283,7 @@ class _Step:
             if member.definition.expr == node:
                 self.moving[name] = acc.name
         self.results[name] = results
-        if watched:
+        if watched and name not in self.means.moving:
             self._run(member, results, after, env)
 
     def close(self) -> None:
@@ -289,10 +306,17 @@ class _Step:
 
     def _depends_on_later_member(self, d: Definition) -> bool:
         """Return whether ``d`` depends on a member of this loop that has not been accumulated yet."""
-        return any(a.tensor in self.shared and a.tensor not in self.results for a in ex.accesses(self._inlined(d.expr)))
+        return any(a.tensor in self.shared and a.tensor not in self.results for a in ex.accesses(self.inlined(d.expr)))
 
     def _accumulator(
-        self, member: _AccumulatedFunc, node: ex.Expr, kind: str, terms: Tile, partial: bool, moves: tuple[tuple[str, Fraction], ...]
+        self,
+        member: _AccumulatedFunc,
+        node: ex.Expr,
+        kind: str,
+        terms: Tile,
+        partial: bool,
+        moves: tuple[tuple[str, Fraction], ...],
+        relative: tuple[tuple[float, str, str], ...],
     ) -> Local:
         d = member.definition
         alone = len(member.nodes) == 1
@@ -302,18 +326,18 @@ class _Step:
         ordered = preferred_dim_order(terms) if partial else nest.in_order(axes, order)  # the order of the terms, so that no step transposes them
         name = self.inner.fresh(wish, self.outer)
         self.outer.take(name)
-        self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), COMBINE[kind], moves, partial and isinstance(node, ex.Dot)))
+        self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), COMBINE[kind], moves, partial and isinstance(node, ex.Dot), repairs=relative))
         return Local(name, ordered, value_type(terms) if kind in ex.PLACES else "number")
 
     # -- running values that change during the loop -----------------------------------------------------------------
 
-    def _inlined(self, expr: ex.Expr) -> ex.Expr:
+    def inlined(self, expr: ex.Expr) -> ex.Expr:
         """Inline the fused Funcs that ``expr`` uses, except members of this loop."""
         return self.r.inlined(expr, self.shared)
 
     def _depends(self, member: _AccumulatedFunc) -> set[str]:
         """Return the members of the loop whose running value enters the terms of ``member``."""
-        return {a.tensor for node in member.nodes for a in ex.accesses(self._inlined(node)) if a.tensor in self.shared}
+        return {a.tensor for node in member.nodes for a in ex.accesses(self.inlined(node)) if a.tensor in self.shared}
 
     def _run(self, member: _AccumulatedFunc, before: dict[ex.Expr, Tile], after: dict[ex.Expr, Tile], env: dict[str, Tile]) -> None:
         d = member.definition
@@ -330,12 +354,12 @@ class _Step:
     def _rescaling_degrees(self, member: _AccumulatedFunc, node: ex.Expr, kind: str) -> list[tuple[str, Fraction]]:
         """Return each Func whose changes rescale an accumulator, with the accumulator's degree in it."""
         moves = []
-        inlined = self._inlined(node)
+        inlined = self.inlined(node)
         for name in dict.fromkeys(a.tensor for a in ex.accesses(inlined) if a.tensor in self.shared):
             found = degree(inlined, {name: Degree(plus=Fraction(1))})
-            if found is not None and found.free:
+            if found is not None and found.free and name not in self.means.moving:
                 continue
-            if found is None or found.plus or found.times >= 0 or kind != "sum":
+            if found is None or found.plus or found.times >= 0 or kind != "sum" or name in self.means.moving:
                 raise DTError(
                     "a Func fused into the loop it reduces over is used there before it is finished, and the sum cannot be repaired",
                     found=f"{(said := self._name_in_schedule(name, member))} in {member.definition.name}",

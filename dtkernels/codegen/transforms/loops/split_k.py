@@ -14,7 +14,8 @@ After, two kernels::
     f := epilogue(acc)
 
 Accumulators relative to a running maximum (``lower/reductions.py``) are merged with the same rescaling that each step applies:
-``acc * exp(old - new) + acc_part * exp(old_part - new)``. A part may be empty: its maximum is -inf and its sums are 0.
+``acc * exp(old - new) + acc_part * exp(old_part - new)``. A part may be empty: its maximum is -inf and its sums are 0. For running means
+see ``split_k_means.py``.
 
 ``split_k_merge.py`` distributes the merge over programs where its blocks would be too few.
 """
@@ -54,6 +55,7 @@ from ...lower.reductions import rescale
 from ...lower.schedule_options import KernelOptions, Split
 from ..dce import eliminate_dead_code, tiles_of
 from ..memory.load_sinking import sink_loads
+from .split_k_means import counted_shares, is_relative, joined, joined_sum, stepped
 from .split_k_merge import block_merge, distribute_stores, merge_warps, parts_at_once
 
 DTYPES = {"largest_key": "int64"}  #: of workspaces, by the operator that combines their parts; float32 for others
@@ -150,7 +152,7 @@ class _Splitter:
         after = _without_sums(body[at + 1 :], whole)
         if not self.piece.scalar:
             whole = {name: replace(a, axes=(self.piece, *a.axes)) for name, a in whole.items()}
-            if any(a.moves for a in accumulators):
+            if any(a.moves or is_relative(a) for a in accumulators):
                 after = (*self._combined_accumulators(tuple(whole.values())), *_renamed(after, whole, self.piece))
             else:
                 after = _with_sums(after, whole, self.piece)
@@ -191,7 +193,8 @@ class _Splitter:
     def _of_blocks(self, loop: Loop, before: tuple[Statement, ...]) -> set[Axis]:
         """Return axes of blocks by whose first index the loop's values differ."""
         values = [s.value for s in statements(loop.body) if isinstance(s, (Let, Assign))]
-        return {n.axis for n in _made_from(values, before) if isinstance(n, nest.Start) and not n.axis.scalar}
+        inside = {s.axis for s in statements((loop,)) if isinstance(s, Index)}
+        return {n.axis for n in _made_from(values, before) if isinstance(n, nest.Start) and not n.axis.scalar} - inside
 
     def _limited_to_part(self, loop: Loop) -> list[Statement]:
         """Limit the loop to one part's share of the extent, which is a whole number of tiles."""
@@ -229,6 +232,7 @@ class _Splitter:
         after = {a.name: Local(f"{a.name}_next", a.axes) for a in accumulators if a.name in running}
         body: list[Statement] = [] if self.piece.scalar else [Index(self.piece, "loop")]
         body += [Let(part[a.name].name, Load(self.workspaces[a.name].name, _index(self.piece, fixed, a)), a.axes) for a in accumulators]
+        body += counted_shares(accumulators, now, part)
         late: list[Statement] = []
         known: dict[tuple[str, str, Fraction], Local] = {}
 
@@ -246,7 +250,9 @@ class _Splitter:
 
         for a in accumulators:
             value = Op(a.combine, (scaled(now[a.name], a, "old"), scaled(part[a.name], a, "new")))
-            if a.name in running:
+            if is_relative(a):
+                body.append(Assign(a.name, a.axes, stepped(a, accumulators, now, part)))
+            elif a.name in running:
                 body.append(Let(after[a.name].name, value, a.axes))
                 late.append(Assign(a.name, a.axes, after[a.name]))
             else:
@@ -274,9 +280,13 @@ class _Splitter:
             for move in a.moves:
                 value = Op("*", (value, factors[move]))
             values[a.name] = TileReduce(TILE_KINDS[a.combine], value, (self.piece,), keeps_nan=a.combine != "largest")
-        lets = [Let(whole[n].name, values[n], axes[n]) for n in running]
+            if a.repairs:
+                values[a.name] = joined_sum(a, accumulators, self.piece)
+        means = joined(accumulators, self.piece)
+        known = {s.name for s in means if isinstance(s, Let)}
+        lets: list[Statement] = [*means, *(Let(whole[n].name, values[n], axes[n]) for n in running)]
         lets += [Let(f.name, rescale(own[n], whole[n], times), f.axes) for (n, times), f in factors.items()]
-        return (*lets, *(Let(whole[n].name, v, axes[n]) for n, v in values.items() if n not in running))
+        return (*lets, *(Let(whole[n].name, v, axes[n]) for n, v in values.items() if n not in running and whole[n].name not in known))
 
 
 def _without_sums(body: tuple[Statement, ...], whole: dict[str, Accumulator]) -> tuple[Statement, ...]:

@@ -18,10 +18,10 @@ parts of 768 columns, and take longer than the parts took to make. A merge in bl
 Other merges use smaller blocks than the kernel before them, down to ``ELEMENTS``. Blocks of that kernel are large so that each operand
 is read once; a merge has no operand to reuse. Sixteen programs that add up 8 parts of 64 KiB would not reach the memory bandwidth.
 
-A merge relative to a running maximum has small programs, ``ROWS`` by ``COLUMNS``, however wide the rows are. One query has few heads:
+A merge relative to a running maximum or mean has small programs, ``ROWS`` by ``COLUMNS``, however wide the rows are. One query has few heads:
 eight programs that go through 32 parts of 16 rows one by one take longer than the parts took. Each program takes as many parts at a
 time as make ``LIVE`` elements, so that their loads overlap, and keeps one maximum for each of these parts. These partial results are
-joined once after the last step, relative to the largest maximum. Part by part, every step would wait for memory and for the step before.
+joined once after the last step, relative to the largest maximum, or to the mean of all. Part by part, every step would wait for memory and for the step before.
 
 A merge that goes on to write along the split label has a program for each step of that loop, not one that goes through it: the sums of a long
 row are split so that more than a few multiprocessors work, and writing the row is as much work. Each of these programs merges the parts
@@ -52,10 +52,12 @@ LENGTH = 64  #: assumed length of an unblocked extent
 def parts_at_once(body: tuple[Statement, ...], parts: int) -> int:
     """Return how many parts one step of the merge of ``body`` takes; 1 where its blocks already give enough programs."""
     stored = [s for s in body if isinstance(s, Store)]
-    if stored and parts & -parts > PARTS and not any(_wide(s) for s in stored) and not _uses_running_maximum(body):
+    if stored and parts & -parts > PARTS and not any(_wide(s) for s in stored) and not _is_relative(body):
         return min(NUMBERS, parts & -parts)
-    if _uses_running_maximum(body):
-        return max(1, min(PARTS, parts & -parts, 1 << (LIVE // _live_elements(body)).bit_length() >> 1))
+    if _is_relative(body):
+        live = _live_elements(body)
+        numbers = live == 1 and not any(isinstance(s, Accumulator) and s.moves for s in body)
+        return max(1, min(NUMBERS if numbers else PARTS, parts & -parts, 1 << (LIVE // live).bit_length() >> 1))
     if _has_blocks(body):
         kept = all(len(wide := _wide(s)) == 1 and wide[0].tile != WHOLE for s in stored)
     else:
@@ -70,7 +72,7 @@ def _wide(s: Store) -> list[Axis]:
 
 def block_merge(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Block the whole extents of a merge that has no blocks, or only of one element, where every element along them is computed independently."""
-    relative = _uses_running_maximum(body)
+    relative = _is_relative(body)
     if not relative and any(s.start.startswith("block") and s.axis.tile != 1 for s in body if isinstance(s, Index)):
         return _shrink_blocks(body)
     for axis in [s.axis for s in body if isinstance(s, Index) and (s.axis.tile == WHOLE or relative and s.axis.padded)]:
@@ -104,7 +106,7 @@ def _is_parallel_axis(body: tuple[Statement, ...], axis: Axis) -> bool:
 
 
 def _live_elements(body: tuple[Statement, ...]) -> int:
-    """Estimate how many elements of one part a program holds in a merge relative to a running maximum."""
+    """Estimate how many elements of one part a program holds in a merge relative to a running maximum or mean."""
     sizes = {}
     for axis in (s.axis for s in body if isinstance(s, Index)):
         cut = _is_parallel_axis(body, axis) and (axis.padded or axis.tile == WHOLE)
@@ -119,7 +121,7 @@ def merge_warps(body: tuple[Statement, ...], most: int) -> int:
     """
     held = [a.axes for a in nest.statements(body) if isinstance(a, Accumulator)]
     several = any(s.axis.tile > 1 for s in nest.statements(body) if isinstance(s, Loop) and s.reduces)
-    if not _uses_running_maximum(body) or not several:
+    if not _is_relative(body) or not several:
         return most
     return min(most, max(1, _largest([[x.tile or LENGTH for x in axes] for axes in held]) // A_WARP))
 
@@ -155,9 +157,9 @@ def _elements(s: Store) -> int:
     return count
 
 
-def _uses_running_maximum(body: tuple[Statement, ...]) -> bool:
-    """Return whether an accumulator is relative to a running maximum."""
-    return any(isinstance(s, Accumulator) and s.moves for s in nest.statements(body))
+def _is_relative(body: tuple[Statement, ...]) -> bool:
+    """Return whether an accumulator is relative to a running maximum or to a running mean."""
+    return any(isinstance(s, Accumulator) and (s.moves or s.mean_of) for s in nest.statements(body))
 
 
 def _has_blocks(body: tuple[Statement, ...]) -> bool:
