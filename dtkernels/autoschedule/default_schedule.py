@@ -420,12 +420,12 @@ class _Fusion:
         return False
 
     def _share_reduction_pass(self, func: str, place: tuple[str, str], found: list[Primitive], hosts: dict[str, set[str]]) -> tuple[str, str]:
-        """Fuse ``func`` into the loop of the reduction that uses it, if both then share one pass over a row too long to hold."""
+        """Fuse ``func`` into the loop of the reduction that uses it, if both then share one pass over a row, or a volume, too large to hold."""
         reduced = reduction_labels(self.algorithm, func)
         if sibling := next((p.func for p in found if p.args == place and self._is_sibling(func, p.func)), None):
             return (sibling, reduced[-1])
-        longest = max((self.sizes[r] for r in reduced), default=0)
-        if self.shape.dots(func) or longest <= (WHOLE_SIDE if self._reduces_product_rows(func, hosts, place[0]) else ROW_LIMIT):
+        longest, held = max((self.sizes[r] for r in reduced), default=0), math.prod(next_power_of_two(self.sizes[r]) for r in reduced)
+        if self.shape.dots(func) or (longest <= WHOLE_SIDE if self._reduces_product_rows(func, hosts, place[0]) else held <= ROW_LIMIT):
             return place
         for user in (p.func for p in found if p.args == place):
             if self._same_iteration_space(func, user) and any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)):

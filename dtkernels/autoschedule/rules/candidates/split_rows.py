@@ -9,11 +9,13 @@ After::
 
     s.block(x:1); s.tensorize(x:1, y:2048); s.split(y:32);     128 programs of 2 steps, and a kernel that adds up 32 parts
 
-Where the row is then written, as by a softmax, the second kernel has programs for each of its pieces.
+Where the row is then written, as by a softmax, the second kernel has programs for each of its pieces. Of a volume that several labels make up
+the longest one is split; loops go over the others, element by element.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -21,7 +23,7 @@ from itertools import product
 from ....lang.schedule_checks import reduction_labels
 from ...cost.kernel_config import KernelConfig
 from ...problem import SchedulingProblem
-from ..reduction import row_tiles, stores_while_reducing
+from ..reduction import ROW_LIMIT, row_tiles, stores_while_reducing
 
 STEPS = (1024, 2048, 4096, 8192)  #: elements at once
 WARPS = (4, 8)
@@ -31,14 +33,17 @@ WAVES = 2  #: of programs, at most
 
 def split_row_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
     """Yield schedules of a kernel that adds up long rows, fewer than there are multiprocessors, and may write along them."""
-    summed = {x for m in members for x in reduction_labels(shape.algorithm, m)}
-    if len(summed) != 1 or stores_while_reducing(shape, root, members) or any(shape.is_picked(shape.algorithm[m].expr, *summed) for m in members):
+    over = {reduction_labels(shape.algorithm, m) for m in members} - {()}
+    summed = {x for labels in over for x in labels}
+    if len(over) != 1 or stores_while_reducing(shape, root, members) or any(shape.is_picked(shape.algorithm[m].expr, x) for m in members for x in summed):
         return
-    usual, label = row_tiles(shape, root, members), *summed
+    if len(summed) > 1 and math.prod(shape.sizes[x] for x in summed) <= ROW_LIMIT:
+        return
+    usual, label = row_tiles(shape, root, members), max(sorted(summed), key=lambda x: shape.sizes[x])
     programs, size = shape.programs(dict(usual.blocks)), shape.sizes[label]
-    if label in dict(usual.blocks) or programs >= shape.target.multiprocessors:
+    if summed & {*dict(usual.blocks)} or programs >= shape.target.multiprocessors:
         return
     for step, warps, parts in product(STEPS, WARPS, PARTS):
         if step <= size and parts <= -(-size // step) and programs * parts <= WAVES * shape.target.multiprocessors:
-            tiles = tuple((x, step if x == label else n) for x, n in usual.tiles)
+            tiles = tuple((x, step if x == label else 1 if x in summed else n) for x, n in usual.tiles)
             yield replace(usual, tiles=tiles, split=((label, parts),), num_warps=warps, stages_of=(), evictions=())
