@@ -45,6 +45,7 @@ PARTS = 32  #: most parts that one step takes
 NUMBERS = 1024  #: the same where a part is one number: one by one, 1024 parts take 40 microseconds
 LIVE = 4096  #: elements that a program loads at once, over all parts of a step
 A_WARP = 2048  #: elements for each warp
+WITH_MEANS = 4  #: values of an element of each accumulator that a merge relative to means holds: at one warp for 2048, ptxas spills
 ELEMENTS = 2048  #: most elements of a program's block, as long as each label keeps COLUMNS
 LENGTH = 64  #: assumed length of an unblocked extent
 
@@ -83,7 +84,10 @@ def block_merge(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 
 def distribute_stores(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Turn the last loop into blocks, if it only writes, every element independently. What is stored before it, each program stores alike."""
+    """Turn the last loop into blocks, if it only writes, every element independently, and then the one inside it.
+
+    What is stored before it, each program stores alike.
+    """
     *before, loop = body
     if not isinstance(loop, Loop) or loop.reduces or (loop.within, loop.begin, loop.end, loop.when) != ("extent", None, None, None) or loop.tail:
         return body
@@ -96,7 +100,7 @@ def distribute_stores(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     if loop.body[0] != start or any(isinstance(s, Index) and s.axis.label == loop.axis.label for s in nest.statements(tuple(before))):
         return body
     at = 1 + max((i for i, s in enumerate(before) if isinstance(s, Index) and s.start == "block"), default=-1)
-    return (*before[:at], Index(loop.axis, "block"), *before[at:], *loop.body[1:])
+    return distribute_stores((*before[:at], Index(loop.axis, "block"), *before[at:], *loop.body[1:]))
 
 
 def _is_parallel_axis(body: tuple[Statement, ...], axis: Axis) -> bool:
@@ -115,15 +119,17 @@ def _live_elements(body: tuple[Statement, ...]) -> int:
 
 
 def merge_warps(body: tuple[Statement, ...], most: int) -> int:
-    """Choose the warps of a merge relative to a running maximum that takes several parts at once: at most ``most``.
+    """Choose the warps of a merge relative to a running maximum or mean that takes several parts at once: at most ``most``.
 
     With one warp, sums over the parts are shuffles between lanes and need no barrier.
     """
-    held = [a.axes for a in nest.statements(body) if isinstance(a, Accumulator)]
+    held = [a for a in nest.statements(body) if isinstance(a, Accumulator)]
     several = any(s.axis.tile > 1 for s in nest.statements(body) if isinstance(s, Loop) and s.reduces)
     if not _is_relative(body) or not several:
         return most
-    return min(most, max(1, _largest([[x.tile or LENGTH for x in axes] for axes in held]) // A_WARP))
+    sizes = [math.prod(x.tile or LENGTH for x in a.axes) for a in held]
+    live = WITH_MEANS * sum(sizes) if any(a.mean_of for a in held) else max(sizes)
+    return min(most, 1 << max(1, live // A_WARP).bit_length() - 1)
 
 
 def _largest(tiles: list[list[int]]) -> int:
