@@ -36,7 +36,7 @@ class Builder:
 
     def __init__(self, draws: Draws):
         self.pick, self.chance, self.several, self.permuted, self.between = draws.pick, draws.chance, draws.several, draws.permuted, draws.between
-        self.form = self.pick(["free"] * 14 + ["product", "parts"])
+        self.form = self.pick(["free"] * 13 + ["moments", "product", "parts"])
         self.labels = LABELS[: self.between(2, len(LABELS))]
         self.sizes = {label: self.pick(SIZES) for label in self.labels}
         while math.prod(self.sizes.values()) > ELEMENTS:
@@ -71,9 +71,10 @@ class Builder:
 
     def algorithm(self) -> Algorithm:
         if self.form != "free":
-            self.sizes = {label: self.pick([16, 20, 33, 36, 5, 24, 40, 1]) for label in LABELS}
+            long = [33, 36, 40] if self.form != "moments" else [31, 32, 9]
+            self.sizes = {label: self.pick([16, 20, *long[:2], 5, 24, long[2], 1]) for label in LABELS}
             self.labels = LABELS
-            {"product": self.product_form, "parts": self.parts_form}[self.form]()
+            {"product": self.product_form, "parts": self.parts_form, "moments": self.moments_form}[self.form]()
         else:
             self.free_form()
             last = self.funcs[next(reversed(self.funcs))]
@@ -145,6 +146,26 @@ class Builder:
         if self.chance(2):
             g = self.funcs["g"]
             self.funcs["h"] = Definition("h", g.labels, ex.Binary("*", ex.Access("g", tuple(map(ex.Label, g.labels))), self.number(g.labels, 0)))
+
+    def moments_form(self) -> None:
+        """A variance, a covariance, or a sum of something times a deviation, and what is made of it and of a mean."""
+        own, over = self.pick([(("x",), ("y",)), (("x",), ("y", "k")), (("x", "z"), ("y",))])
+        deviations = []
+        for name in "mn"[: self.pick([1, 2])]:
+            terms = self.plain((*own, *over), "number")
+            terms = self.pick([terms, ex.Binary("*", terms, self.plain(over, "number"))])
+            deviations.append(ex.Binary("-", terms, self.func(name, own, self.mean(terms, over))))
+        product = ex.Binary("*", deviations[0], self.pick([deviations[-1], deviations[-1], self.plain((*own, *over), "number")]))
+        if len(deviations) == 2 and self.chance(2) or product.right not in deviations and len(deviations) == 2:
+            product = ex.Binary(self.pick("+-"), product, ex.Binary("*", deviations[1], self.pick([deviations[1], ex.Const(3)])))
+        v = self.func("v", own, self.mean(product, over))
+        wide = self.chance(2)
+        expr = ex.Binary("*", deviations[0], v) if wide else ex.Binary("+", v, deviations[0].right)
+        self.funcs["f"] = Definition("f", (*own, *over) if wide else own, expr)
+
+    @staticmethod
+    def mean(terms: ex.Expr, over: tuple[str, ...]) -> ex.Expr:
+        return ex.Reduce("mean", terms, over)
 
     def used(self) -> tuple[Definition, ...]:
         """The last Func and those that it is made from: unused ones are refused."""

@@ -28,6 +28,8 @@ class Scheduler:
                 return self.of_product()
             case "parts":
                 return self.of_parts()
+            case "moments":
+                return self.of_moments()
         algorithm, output = self.algorithm, self.algorithm.definitions[-1].name
         needed = algorithm.needed_by((output,))
         statements: list[Primitive] = []
@@ -157,6 +159,15 @@ class Scheduler:
             statements.append(Primitive("f", "persistent"))
         outputs = ["f", "h" if "h" in algorithm else "g"]
         return Schedule(tuple(self.permuted([*statements, *(Primitive(o, "compile") for o in outputs)])))
+
+    def of_moments(self) -> Schedule:
+        """A variance mostly in the loop that adds up its means."""
+        over, own, members = reduced(self.algorithm, "v"), self.algorithm["v"].labels, list(self.algorithm.needed_by(("f",)))
+        placed = {m: ("v", self.pick(over) if not self.chance(6) else own[-1]) for m in members if m in ("m", "n")} | {"v": ("f", own[-1])}
+        statements = [Primitive(func, "fuse_at", place) for func, place in placed.items()]
+        if self.chance(4):
+            statements += [Primitive(o, "compile") for o in self.permuted(["f", self.pick(["m", "v"])])]
+        return Schedule(tuple(self.permuted([*statements, *self.kernel("f", members)])))
 
     def kernel(self, root: str, members: list[str]) -> list[Primitive]:
         algorithm, own = self.algorithm, self.algorithm[root].labels
