@@ -7,6 +7,7 @@ from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
 from dtkernels.autoschedule.default_schedule import KEPT, _fusion, default_schedule
 from dtkernels.autoschedule.fit_resources import element_bytes, first_too_large
+from dtkernels.codegen.ir.nest import is_load, statements
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
@@ -245,3 +246,25 @@ def test_of_a_volume_that_is_too_large_to_hold_whole_lines_are_summed():
     text = "Func m, f; In A; Var b, o, v, u; m[b] = rmean(A[b, o, v, u], o, v, u); f[b, o, v, u] = A[b, o, v, u] - m[b];"
     tiles = scheduled(text, {"b": 512, "o": 4, "v": 254, "u": 254}).sizes("f", "tensorize")
     assert tiles["u"] == 0 and tiles["o"] * tiles["v"] <= 64, tiles
+
+
+MEANS = """Func m, v, f; In A; Var n, c, s; m[n] = rmean(A[n, c, s], c, s); v[n] = rmean((A[n, c, s] - m[n]) * (A[n, c, s] - m[n]), c, s);
+f[n, c, s] = (A[n, c, s] - m[n]) * rsqrt(v[n] + 1);"""
+
+
+@pytest.mark.parametrize("n, c, s, kernels", [(200, 1, 70000, 1), (256, 10, 4096, 1), (4, 1, 1000000, 2), (8, 16, 65536, 2)])
+def test_rows_and_volumes_too_large_to_hold_are_read_twice(n, c, s, kernels):
+    """Once for mean and variance, by as many programs as the GPU keeps busy, and once more to be written."""
+    schedule = scheduled(MEANS, {"n": n, "c": c, "s": s})
+    assert schedule.fused()["m"] == ("v", "s") and schedule.fused()["v"] == ("f", "n"), str(schedule)
+    found = lower(Program(prepare_algorithm(parse(MEANS).algorithm, ("f",)), schedule))
+    assert len(found) == kernels and sum(s.value.buffer == "A" for k in found for s in statements(k.body) if is_load(s)) == 2
+    if kernels == 2:
+        assert {g.label for g in found[1].grid} == {"n", "c", "s"}, "the merge has a program for each piece of each row"
+
+
+@pytest.mark.parametrize("n, c, s", [(8192, 1, 8192), (256, 8, 4096)])
+def test_what_can_be_held_is_read_once(n, c, s):
+    schedule = scheduled(MEANS, {"n": n, "c": c, "s": s})
+    (kernel,) = lower(Program(prepare_algorithm(parse(MEANS).algorithm, ("f",)), schedule))
+    assert sum(s.value.buffer == "A" for s in statements(kernel.body) if is_load(s)) == 1
