@@ -31,8 +31,8 @@ WAVES = 2  #: of programs, at most
 
 def split_row_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
     """Yield schedules of a kernel that adds up long rows, fewer than there are multiprocessors, and may write along them."""
-    summed = {x for m in members for x in reduction_labels(shape.algorithm, m)}
-    if len(summed) != 1 or stores_while_reducing(shape, root, members) or any(shape.is_picked(shape.algorithm[m].expr, *summed) for m in members):
+    summed = {x for m in members for x in reduction_labels(shape.algorithm, m) if not shape.is_picked(shape.algorithm[m].expr, x)}
+    if len(summed) != 1 or stores_while_reducing(shape, root, members) or shape.is_picked(shape.algorithm[root].expr, *summed):
         return
     usual, label = row_tiles(shape, root, members), *summed
     programs, size = shape.programs(dict(usual.blocks)), shape.sizes[label]
