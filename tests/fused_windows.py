@@ -28,7 +28,7 @@ def residual_of_convolutions(x, w, v):
     return x + F.conv2d(F.conv2d(x.sigmoid(), w, padding=1).relu(), v)
 
 
-@case(((2, 2, 4, 5, 3), (3, 2, 2, 3, 1)), ((2, 3, 3, 4, 4), (2, 3, 2, 3, 1)))
+@case(((2, 2, 4, 5, 3), (3, 2, 2, 3, 1)), ((2, 3, 3, 6, 4), (2, 3, 2, 3, 1)))
 def convolution_3d(x, w):
     return F.conv3d(x, w, stride=(1, 2, 1))
 
