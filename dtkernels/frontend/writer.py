@@ -16,7 +16,7 @@ from ..lang.algorithm import Definition as Written
 from ..lang.reserved_names import CALLED, LAUNCHED, TAKEN
 from .builder import DTYPE_WORDS, INTEGER_WORDS, Builder, Definition
 from .unsupported import UnsupportedOperation
-from .values import Axis, Index, IndexLabel, Size, Source, Value, flat
+from .values import SEED, Axis, Index, IndexLabel, Size, Source, Value, flat
 
 LETTERS = ("x", "y", "z", "u", "v", "i", "j", "k", "l", "m", "n", "o", "p", "q", "r", "s", "t", "a", "b", "c", "d", "e", "g", "h", "w")
 CARRIER = "extent_of"  #: an input without data, whose sizes are extents that no other input shows
@@ -221,7 +221,7 @@ def write(builder: Builder, results: Sequence[Any], names: Sequence[str], inputs
     for d in definitions:
         writer.funcs[d.name] = ""
     for i in known:
-        writer.tensors[i.name] = writer.fresh(inputs[i.source.root])
+        writer.tensors[i.name] = writer.fresh(i.source.name if i.source is SEED else inputs[i.source.root])
     for d in definitions:
         writer.funcs[d.name] = writer.fresh(d.hint)
     written = _definitions(writer, definitions)

@@ -327,13 +327,6 @@ def softshrink(b: Builder, x: Any, lambd: float = 0.5) -> Value:
 TABLE["softshrink"] = softshrink
 
 
-@op("dropout", "alpha_dropout", "feature_dropout", group=ACTIVATIONS)
-def dropout(b: Builder, x: Any, p: float = 0.5, train: bool = True) -> Value:
-    if train and p:
-        raise UnsupportedOperation("dropout in training", why="kernels draw no random numbers", allowed="p=0, or training=False")
-    return b.value(x)
-
-
 # -- comparisons and masks ----------------------------------------------------------------------------------------------
 
 
