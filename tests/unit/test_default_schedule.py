@@ -256,5 +256,5 @@ def test_of_a_volume_that_is_too_large_to_hold_whole_lines_are_summed():
 
 def test_a_dimension_of_one_element_does_not_make_a_transpose():
     """Rows that share a vector are summed several at a time, or each program reads the whole vector again."""
-    schedule = scheduled("Func c; In A, v; Var x, y; RVar k; Extent y = v[1]; c[x, y] = rsum(A[x, k] * v[k, 0], k);", {"x": 2048, "y": 1, "k": 1048576})
-    assert schedule.sizes("c", "block")["x"] >= 4, str(schedule)
+    schedule = scheduled("Func f; In A, v; Var x, y; RVar k; Extent y = v[1]; f[x, y] = rsum(A[x, k] * v[k, 0], k);", {"x": 2048, "y": 1, "k": 1048576})
+    assert schedule.sizes("f", "block")["x"] >= 4, str(schedule)
