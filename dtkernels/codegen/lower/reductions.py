@@ -252,7 +252,7 @@ class _Step:
         for label in self.bound:
             self._place_plain(name, label, env)
         for node in member.nodes:
-            if self.means.keeps(member, node, watched):
+            if isinstance(node, ex.Reduce) and self.means.keeps(member, node, watched):
                 results |= self.means.keep(member, node, env)
                 if watched:
                     self.means.know(member, node, env)

@@ -89,10 +89,9 @@ class RunningMeans:
         """Return what repairs the sum ``node`` when means move; None if it is relative to none."""
         return self.repaired.get((member.definition.name, node))
 
-    def keeps(self, member: _AccumulatedFunc, node: ex.Expr, watched: bool) -> bool:
+    def keeps(self, member: _AccumulatedFunc, node: ex.Reduce, watched: bool) -> bool:
         """Return whether the sum ``node`` is kept as a mean, since other sums are relative to that."""
-        is_sum = isinstance(node, ex.Reduce) and node.kind == "sum" and self._plain(node.arg) in self.wanted
-        return is_sum and (member.definition.name in self.moving or not watched)
+        return node.kind == "sum" and self._plain(node.arg) in self.wanted and (member.definition.name in self.moving or not watched)
 
     # -- statements of a step -------------------------------------------------------------------------------------
 

@@ -33,9 +33,9 @@ WAVES = 2  #: of programs, at most
 
 def split_row_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
     """Yield schedules of a kernel that adds up long rows, fewer than there are multiprocessors, and may write along them."""
-    over = {reduction_labels(shape.algorithm, m) for m in members} - {()}
+    over = {tuple(x for x in reduction_labels(shape.algorithm, m) if not shape.is_picked(shape.algorithm[m].expr, x)) for m in members} - {()}
     summed = {x for labels in over for x in labels}
-    if len(over) != 1 or stores_while_reducing(shape, root, members) or any(shape.is_picked(shape.algorithm[m].expr, x) for m in members for x in summed):
+    if len(over) != 1 or stores_while_reducing(shape, root, members) or any(shape.is_picked(shape.algorithm[root].expr, x) for x in summed):
         return
     if len(summed) > 1 and math.prod(shape.sizes[x] for x in summed) <= ROW_LIMIT:
         return

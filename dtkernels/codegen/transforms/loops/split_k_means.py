@@ -40,8 +40,8 @@ def stepped(a: Accumulator, accumulators: tuple[Accumulator, ...], now: Named, p
     value: Tile = Op("+", (now[a.name], part[a.name]))
     for factor, one, two in a.repairs:
         count = of[one].mean_of
-        moved = (Local(f"{x}_moved", of[x].axes) for x in (one, two))
-        value = Op("+", (value, gain(factor, *moved, Local(f"{count}_weight", now[count].axes))))
+        first, second = (Local(f"{x}_moved", of[x].axes) for x in (one, two))
+        value = Op("+", (value, gain(factor, first, second, Local(f"{count}_weight", now[count].axes))))
     return value
 
 
@@ -70,9 +70,9 @@ def joined_sum(a: Accumulator, accumulators: tuple[Accumulator, ...], piece: Axi
     of = {x.name: x for x in accumulators}
     value: Tile = Local(a.name, a.axes)
     for factor, one, two in a.repairs:
-        moved = (Op("-", (Local(x, of[x].axes), Local(f"{x}_joined", tuple(y for y in of[x].axes if y != piece)))) for x in (one, two))
+        first, second = (Op("-", (Local(x, of[x].axes), Local(f"{x}_joined", tuple(y for y in of[x].axes if y != piece)))) for x in (one, two))
         count = of[of[one].mean_of]
-        value = Op("+", (value, gain(factor, *moved, Local(count.name, count.axes))))
+        value = Op("+", (value, gain(factor, first, second, Local(count.name, count.axes))))
     return TileReduce("sum", value, (piece,))
 
 
