@@ -9,6 +9,7 @@ from functools import partial
 from torch import nn
 
 from .attention import attention_patch
+from .generation.graph_patch import patch_graphs
 from .layers import activations, dense_experts, gated_mlp, last_layer, linear_chains, loss, norms, rope
 from .patching.report import PatchReport
 
@@ -56,7 +57,7 @@ class PatchError(RuntimeError):
     """Raised by `apply_to(strict=True)` when something that holds one of the ops was skipped."""
 
 
-def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = False, dry_run: bool = False) -> PatchReport:
+def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = False, dry_run: bool = False, graphs: bool = False) -> PatchReport:
     """Make this model instance run its ops on dtkernels. Nothing global and no class is changed.
 
         attention   softmax(q k^T * scale + mask) v, in Hugging Face models, through their AttentionInterface
@@ -80,6 +81,8 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     ops       "auto" (those of DEFAULTS, measured to be faster), "all", one op's name, or several of these
     strict    raise PatchError, with the model restored, if a module that holds one of the ops is skipped
     dry_run   change nothing; the report says what would be patched
+    graphs    have `generate` decode with CUDA graphs, without torch.compile: a step of one token replays the kernels of an earlier step. It
+              uses a static cache unless the caller asks for another. Steps that cannot be replayed run as before; the row "graphs" counts them
 
     If only "auto" asks for attention, as in ops="auto" and ops=["auto", "relu"], some of its calls go to sdpa. On a GPU these are
     calls with gradients and no mask, because sdpa's backward is faster (benchmarks/h200/attention_backward.json), calls with a matrix
@@ -107,6 +110,8 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     try:
         for op in chosen:
             _PATCHERS[op](model, report)
+        if graphs:
+            patch_graphs(model, report)
     except BaseException:
         report.undo()
         raise
@@ -119,12 +124,12 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
 
 
 @contextmanager
-def patched(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = False, dry_run: bool = False) -> Iterator[PatchReport]:
+def patched(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = False, dry_run: bool = False, graphs: bool = False) -> Iterator[PatchReport]:
     """Apply `apply_to` for the length of a `with` block. Yields the report; restores the model at the end, also after an error.
 
     Blocks may be nested: an inner one on the same model finds everything patched and restores nothing.
     """
-    report = apply_to(model, ops=ops, strict=strict, dry_run=dry_run)
+    report = apply_to(model, ops=ops, strict=strict, dry_run=dry_run, graphs=graphs)
     try:
         yield report
     finally:
