@@ -81,8 +81,7 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     ops       "auto" (those of DEFAULTS, measured to be faster), "all", one op's name, or several of these
     strict    raise PatchError, with the model restored, if a module that holds one of the ops is skipped
     dry_run   change nothing; the report says what would be patched
-    graphs    have `generate` decode with CUDA graphs, without torch.compile: a step of one token replays the kernels of an earlier step. It
-              uses a static cache unless the caller asks for another. Steps that cannot be replayed run as before; the row "graphs" counts them
+    graphs    have `generate` replay CUDA graphs for steps of one token, with a static cache and without torch.compile
 
     If only "auto" asks for attention, as in ops="auto" and ops=["auto", "relu"], some of its calls go to sdpa. On a GPU these are
     calls with gradients and no mask, because sdpa's backward is faster (benchmarks/h200/attention_backward.json), calls with a matrix
@@ -94,8 +93,7 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
 
     Calls that a kernel does not support (dropout of attention weights, ...) take the model's own path and are counted in the report.
     A gate that a forward computes by a function, torch.sigmoid(self.gate(x)), is not found: call dtkernels.ops.gate there.
-    A second call patches nothing and reports "already". Models that share a config object share its attention switch too:
-    give each its own (`copy.deepcopy(config)`).
+    A second call patches nothing and reports "already". Give each model its own config (`copy.deepcopy(config)`): it holds the attention switch.
 
     Raises TypeError if `model` is no nn.Module, ValueError for an unknown op, PatchError as said above.
 
@@ -108,10 +106,8 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     chosen = _chosen(ops)
     report = PatchReport(dry_run=dry_run, as_measured=frozenset(op for op, auto in chosen.items() if auto))
     try:
-        for op in chosen:
-            _PATCHERS[op](model, report)
-        if graphs:
-            patch_graphs(model, report)
+        for patcher in [*map(_PATCHERS.__getitem__, chosen), *[patch_graphs] * graphs]:
+            patcher(model, report)
     except BaseException:
         report.undo()
         raise

@@ -11,10 +11,13 @@ import torch
 
 pytest.importorskip("transformers")
 
+import transformers
 from dtkernels.integrations.huggingface import apply_to
+from dtkernels.integrations.huggingface.attention.visible_keys import KeyMask, VisibleKeys, key_mask
 from dtkernels.integrations.huggingface.generation import recorders
 from dtkernels.integrations.huggingface.generation.decode_graphs import MOST, WARM_UPS, WARMING
 from dtkernels.integrations.huggingface.generation.graph_patch import bucket
+from dtkernels.integrations.huggingface.generation.static_arguments import put_together, take_apart
 from graph_stand_in import TapeRecorder
 from huggingface_models import GROUPED, SMALL, of, state
 from transformers import DynamicCache, StaticCache
@@ -48,12 +51,8 @@ def recorder(monkeypatch):
 
 def model_of(name: str):
     kind, config = MODELS[name]
-    return of(kind + "Text" if kind == "Gemma3" else kind, **config) if kind != "Gemma3" else gemma3(config)
-
-
-def gemma3(config):
-    import transformers
-
+    if kind != "Gemma3":
+        return of(kind, **config)
     torch.manual_seed(0)
     return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**config)).eval()
 
@@ -173,8 +172,7 @@ def test_what_the_caller_asks_for_comes_first(asked, steps, recorder):
     given = prompt(batch=1)
 
     def now():
-        name = "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
-        return {name if key == "past_key_values" else key: value() if value is DynamicCache else value for key, value in asked.items()}
+        return {cache_name(model) if key == "past_key_values" else key: value() if value is DynamicCache else value for key, value in asked.items()}
 
     wanted = tokens(model, given, **now())
     report = apply_to(model, graphs=True)
@@ -182,26 +180,43 @@ def test_what_the_caller_asks_for_comes_first(asked, steps, recorder):
     assert steps is None or report.fallbacks["a cache of class DynamicCache"] + report.fallbacks["a cache with layers of class DynamicLayer"] == steps
 
 
-def test_a_loop_of_ones_own(recorder):
-    """Steps without `generate`, where the mask is made inside the forward from what Python counts in the cache."""
-    for name in ("llama", "gemma2"):
-        model = model_of(name)
-        name = "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
+def own_loop(model) -> list:
+    """Fourteen tokens without `generate`, with a static cache."""
+    cache, ids, found = StaticCache(config=model.config, max_cache_len=32), prompt()["input_ids"], []
+    with torch.no_grad():
+        for _ in range(14):
+            ids = model(input_ids=ids, **{cache_name(model): cache}).logits[:, -1:].argmax(-1)
+            found.append(ids.tolist())
+    return found
 
-        def run():
-            cache, ids = StaticCache(config=model.config, max_cache_len=32), prompt()["input_ids"]
-            found = []
-            with torch.no_grad():
-                for _ in range(14):
-                    ids = model(input_ids=ids, **{name: cache}).logits[:, -1:].argmax(-1)
-                    found.append(ids.tolist())
-            return found
 
-        wanted = run()
-        report = apply_to(model, graphs=True)
-        assert run() == wanted and run() == wanted
-        refused = {reason for reason in report.fallbacks if reason not in (WARMING, "no kernel runs on a CPU")}
-        assert name == "llama" or all("step" in reason for reason in refused), refused
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_loop_of_ones_own(name, recorder):
+    """The mask is made inside the forward. Gemma 2's, whose window Python counts, differs from step to step, and no graph holds it."""
+    model = model_of(name)
+    wanted = own_loop(model)
+    report = apply_to(model, graphs=True)
+    assert own_loop(model) == wanted and own_loop(model) == wanted
+    if name == "llama":
+        assert recorder.replays == 26 - WARM_UPS
+    else:
+        assert report.paths["graphs"]["graph"] == 0 and any("from step to step" in reason for reason in report.fallbacks), report.fallbacks
+
+
+@pytest.mark.parametrize("segments", [False, True])
+def test_a_mask_in_numbers_is_taken_apart(segments):
+    numbers = (torch.arange(6).view(2, 3), torch.arange(8).view(2, 4)) if segments else None
+    mask = key_mask(VisibleKeys(3, 0, torch.ones(1), torch.ones(2, 1, 1, 4, dtype=torch.bool), numbers), 2, 3, 4, "cpu")
+    held: list = []
+    structure = take_apart({"mask": mask, "more": (1, None)}, None, held)
+    assert len(held) == (4 if segments else 2) and hash(structure) is not None
+    again = put_together(structure, [t + 0 for t in held], None)
+    assert type(again["mask"]) is KeyMask and again["more"] == (1, None)
+    assert torch.equal(again["mask"] & True, mask & True)
+
+
+def cache_name(model) -> str:
+    return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
 
 
 class Waiting(torch.nn.Module):
@@ -253,7 +268,7 @@ def test_training_gradients_and_autocast_take_the_own_path(recorder):
     with torch.autocast("cpu", torch.bfloat16):
         tokens(model, prompt())
     assert report.fallbacks["autocast"] == NEW - 1
-    name = "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
+    name = cache_name(model)
     cache = StaticCache(config=model.config, max_cache_len=16)
     with torch.no_grad():
         model(**prompt(), **{name: cache})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -17,7 +17,9 @@ class ModelState:
 
     def __init__(self, model: nn.Module):
         self.parts = _parts(model)
-        self.held = [(group, name, tensor, tensor.data_ptr()) for module in model.modules() for group in _groups(module) for name, tensor in group.items() if tensor is not None]
+        groups: list[dict[str, Any]] = [group for module in model.modules() for group in _groups(module)]
+        held = [(group, name, cast(torch.Tensor, tensor)) for group in groups for name, tensor in group.items() if tensor is not None]
+        self.held = [(group, name, tensor, tensor.data_ptr()) for group, name, tensor in held]
 
     def same_memory(self) -> bool:
         """Return whether parameters and buffers are the same tensors, where they were. Cheap enough for every step."""
@@ -29,8 +31,8 @@ class ModelState:
         return len(now) == len(self.parts) and all([a is b for a, b in zip(now, self.parts, strict=True)]) and self.same_memory()
 
 
-def _groups(module: nn.Module) -> tuple[dict, dict]:
-    return module._parameters, module._buffers
+def _groups(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return cast(Any, module)._parameters, cast(Any, module)._buffers
 
 
 def _parts(model: nn.Module) -> list[Any]:

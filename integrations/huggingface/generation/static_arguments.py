@@ -64,8 +64,8 @@ def _put_together(structure: Any, tensors: Iterator[torch.Tensor], cache: object
     if kind == "tensor":
         return next(tensors)
     if kind == "mask":
-        sizes, device, held = rest
-        return key_mask(VisibleKeys(*_put_together(held, tensors, cache)), *sizes, device)
+        (batch, queries, keys), device, held = rest
+        return key_mask(VisibleKeys(*_put_together(held, tensors, cache)), batch, queries, keys, device)
     made, parts = rest
     if kind == "dict":
         pairs = {key: _put_together(held, tensors, cache) for key, held in parts}
