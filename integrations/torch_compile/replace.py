@@ -12,6 +12,7 @@ from dtkernels.runtime.path_counters import no_kernel
 
 from .builder import Builder, same_shape
 from .canonical import example, operation
+from .mask_numbers import sweep
 from .matcher import Match, matches
 from .report import REPLACED, count
 from .safety import mark_written, regions, transforms, why_unsafe
@@ -59,6 +60,7 @@ def replace_in_graph(graph: fx.Graph, wanted: Wanted) -> int:
             if why is None:
                 gone |= _remove(match)
             break
+    sweep(graph)
     count(len(nodes), found)
     return sum(n for (_, state), n in found.items() if state == REPLACED)
 

@@ -53,8 +53,12 @@ def _sdpa_is_faster(match: Match, result: fx.Node) -> str | None:
     """
     if match.get("cap") is not None:
         return None
-    if any(match.get(n) is not None for n in ("mask", "bias", "more", "hidden", "seen")):
-        return "a mask that is a matrix: sdpa was faster"
+    if any(match.get(n) is not None for n in attention.MASKS):
+        read = attention.all_in_numbers(match)
+        if read is None:
+            return "a mask that is a matrix: sdpa was faster"
+        if not read.causal and not read.nothing:
+            return "a mask in numbers: " + NOT_TIMED
     learning = any(example(match.get(n)).requires_grad for n in ("query", "key", "value")) and torch.is_grad_enabled()
     return "gradients without a mask: sdpa was faster" if learning else None
 
