@@ -113,7 +113,8 @@ def emit(b: Builder, match: Match, result: fx.Node) -> fx.Node:
     if said.get("is_causal"):
         given["causal"] = True
     given |= cap_of(match)
-    reached, flags = read.emit(b) if (read := numbers_in(match)) is not None else ({}, None)
+    learns = torch.is_grad_enabled() and any(example(n).requires_grad for n in (q, k, v))
+    reached, flags = read.emit(b, q, learns) if (read := numbers_in(match)) is not None else ({}, None)
     given |= reached
     full = (*(b.size(q, d) for d in range(example(q).dim() - 1)), b.size(k, -2))
     others, added = _masks(b, match)
@@ -121,7 +122,7 @@ def emit(b: Builder, match: Match, result: fx.Node) -> fx.Node:
     for name, on, node in (("mask", "masked", flags), ("bias", "biased", added)):
         if node is not None:
             given |= {on: True, name: b.method("expand", node, full)}
-    return b.op("attention", **given)
+    return b.op("attention_segments" if "segmented" in given else "attention", **given)
 
 
 def _scale(b: Builder, match: Match, said: dict, q: fx.Node) -> Any:
@@ -155,7 +156,8 @@ def _in_numbers(match: Match) -> tuple[str, Numbers] | None:
         if node is None:
             continue
         flags = name in ("hidden", "seen") or example(node).dtype == torch.bool
-        if (read := numbers_of(node, added=not flags, hidden=name == "hidden")) is not None:
+        read = numbers_of(node, added=not flags, hidden=name == "hidden")
+        if read is not None and (not read.same or example(match.get("query")).dim() == 4):
             return name, read
     return None
 

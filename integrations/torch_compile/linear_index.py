@@ -17,18 +17,27 @@ _RESHAPED = ("unsqueeze", "squeeze", "view", "reshape", "flatten", "expand", "ex
 
 
 @dataclass(frozen=True)
+class Looked:
+    """What a tensor (sequences, places) that is not known holds at the index of an axis, in the sequences ``rows``."""
+
+    table: fx.Node
+    rows: fx.Node
+    axis: int
+
+
+@dataclass(frozen=True)
 class Linear:
     """A number that each element of a tensor has: constant + the sum of factor * term.
 
-    A term is an axis, counted from the last as -1, whose index it stands for, or a node of a symbol or of one integer.
+    A term is an axis, counted from the last as -1, whose index it stands for, a node of a symbol or of one integer, or a Looked.
     """
 
     constant: int = 0
-    terms: dict[int | fx.Node, int] = field(default_factory=dict)
+    terms: dict[int | fx.Node | Looked, int] = field(default_factory=dict)
 
     def plus(self, other: Linear, by: int = 1) -> Linear:
         """Return self + by * other."""
-        terms = dict(self.terms)
+        terms: dict[int | fx.Node | Looked, int] = dict(self.terms)
         for term, factor in other.terms.items():
             terms[term] = terms.get(term, 0) + by * factor
         return Linear(self.constant + by * other.constant, {term: factor for term, factor in terms.items() if factor})
@@ -118,18 +127,19 @@ class Reader:
         if inner is None:
             return None
         places = axes_after(example(before).shape, example(node).shape)
-        if any(axis not in places for axis in inner.axes):
+        if any(places.get(t.axis) != t.axis if isinstance(t, Looked) else t not in places for t in inner.terms if not isinstance(t, fx.Node)):
             return None
         return Linear(inner.constant, {places[t] if isinstance(t, int) else t: f for t, f in inner.terms.items()})
 
     def _item(self, node: fx.Node) -> Linear | None:
         source, index = node.args
-        if not isinstance(example(source), torch.Tensor) or (inner := self.linear(source)) is None:
+        if not isinstance(example(source), torch.Tensor):
             return None
         index = index if isinstance(index, tuple) else (index,)
+        inner = self.linear(source)
         if index and all(isinstance(i, fx.Node) and isinstance(example(i), torch.Tensor) and example(i).dtype != torch.bool for i in index):
-            return self._looked_up(inner, index, example(source).dim())
-        if any(i is not None and i is not Ellipsis and not isinstance(i, slice) for i in index):
+            return self._looked_up(inner, index, example(source).dim()) if inner is not None else self._unknown(source, index)
+        if inner is None or any(isinstance(t, Looked) for t in inner.terms) or any(i is not None and i is not Ellipsis and not isinstance(i, slice) for i in index):
             return None
         rank = example(source).dim()
         slices = [i for i in index if isinstance(i, slice)]
@@ -160,6 +170,16 @@ class Reader:
             if self.linear(one) is None:
                 return None
         return result
+
+    def _unknown(self, source: Any, index: tuple) -> Linear | None:
+        """Return what a lookup of a sequence and a place gives, whatever the table holds."""
+        if example(source).dim() != 2 or len(index) != 2 or WRITTEN in source.meta:
+            return None
+        sequence, place = self.linear(index[0]), self.linear(index[1])
+        if sequence is None or place is None or place.constant or len(place.terms) != 1 or sequence not in (Linear(), Linear(0, {-4: 1})):
+            return None
+        (axis, factor), = place.terms.items()
+        return Linear(0, {Looked(source, index[0], axis): 1}) if isinstance(axis, int) and factor == 1 else None
 
     def _diff(self, node: fx.Node) -> Linear | None:
         given = {**dict(zip(("input", "n", "dim", "prepend", "append"), node.args)), **node.kwargs}

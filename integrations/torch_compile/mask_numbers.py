@@ -14,9 +14,11 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from dtkernels.ops.attention_forms import calls  # it makes the ops of the forms known
+
 from .builder import Builder
 from .canonical import HIDDEN, WRITTEN, called, example, number_of
-from .linear_index import COMPARISONS, Linear, Reader, axes_after
+from .linear_index import COMPARISONS, Linear, Looked, Reader, axes_after
 
 READ = "dtkernels_read"  #: in the meta of nodes that were read: they are pure, and dead where nothing else reads them
 QUERY, KEY = -2, -1
@@ -26,48 +28,66 @@ _SHAPES = ("unsqueeze", "squeeze", "view", "reshape", "expand", "expand_as", "br
 
 @dataclass(frozen=True)
 class Seen:
-    """Query q sees key k where each of ``limits``, functions of both places, is at most 0, and each of ``flags`` is true for the key."""
+    """Query q sees key k where each of ``limits``, functions of both places, is at most 0, each of ``flags`` is true for the key, and
+    the numbers of each pair in ``same`` are equal."""
 
     limits: tuple[Linear, ...] = ()
     flags: tuple[tuple[fx.Node, bool], ...] = ()  #: (flags of keys, whether they are true for those that are hidden)
+    same: tuple[tuple[fx.Node, fx.Node], ...] = ()  #: numbers of queries (.., Q, 1) and of keys (.., 1, K)
 
     def joined(self, other: Seen | None) -> Seen | None:
         """Return what satisfies both."""
-        return None if other is None else Seen((*self.limits, *other.limits), (*self.flags, *other.flags))
+        return None if other is None else Seen((*self.limits, *other.limits), (*self.flags, *other.flags), (*self.same, *other.same))
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """The arguments of attention for a mask: key >= query + first, key <= query + last, flags of keys."""
+    """The arguments of attention for a mask: key >= query + first, key <= query + last, flags of keys, segments."""
 
     first: Linear | None
     last: Linear | None
     flags: tuple[tuple[fx.Node, bool], ...]
+    same: tuple[tuple[fx.Node, fx.Node], ...] = ()
 
     @property
     def causal(self) -> bool:
         """Whether the mask says key <= query and no more."""
-        return self.first is None and not self.flags and self.last == Linear()
+        return self.first is None and not self.flags and not self.same and self.last == Linear()
 
     @property
     def nothing(self) -> bool:
         """Whether every key is seen."""
-        return self.first is None and self.last is None and not self.flags
+        return self.first is None and self.last is None and not self.flags and not self.same
 
-    def emit(self, b: Builder) -> tuple[dict[str, Any], fx.Node | None]:
-        """Return the op's arguments but for flags, and the node of those."""
+    def emit(self, b: Builder, query: fx.Node, learns: bool) -> tuple[dict[str, Any], fx.Node | None]:
+        """Return the op's arguments but for flags, and the node of those. ``learns``: gradients will be asked for."""
         given: dict[str, Any] = {}
-        if self.last == Linear():
+        if self.same:
+            given = self._segments(b, query, learns)
+        elif self.last == Linear():
             given["causal"] = True
         elif self.last is not None:
             given |= {"ends": True, "last": _number(b, self.last)}
-        if self.first is not None:
+        if self.first is not None and not self.same:
             given |= {"starts": True, "first": _number(b, self.first)}
         flags: fx.Node | None = None
         for node, hidden in self.flags:
             one = b.call(torch.logical_not, node) if hidden else node
             flags = one if flags is None else b.call(torch.logical_and, flags, one)
         return given, flags
+
+    def _segments(self, b: Builder, query: fx.Node, learns: bool) -> dict[str, Any]:
+        pairs = [tuple(_flat(b, node, axis) for node, axis in zip(pair, (QUERY, KEY), strict=True)) for pair in self.same]
+        window = None if self.first is None else -self.first.constant, None if self.last is None else self.last.constant
+        found = b.call(calls.visible_keys.segments_and_ranges, query, pairs, window)
+        names = ["of_q", "of_k", "lo", "hi", *(["begins", "stops"] if learns else [])]
+        made = {name: b.call(operator.getitem, found, place) for place, name in enumerate(names)}
+        return {"segmented": True, "ranged": True, **({"keyed": True} if learns else {}), **made}
+
+
+def _flat(b: Builder, node: fx.Node, axis: int) -> fx.Node:
+    """Return numbers of places as (sequences or 1, places)."""
+    return b.method("reshape", node, (b.size(node, -4) if example(node).dim() == 4 else 1, b.size(node, axis)))
 
 
 def _number(b: Builder, value: Linear) -> float | fx.Node:
@@ -87,10 +107,13 @@ def numbers_of(node: fx.Node, added: bool = False, hidden: bool = False) -> Numb
     reader = _Conditions()
     shape = example(node).shape
     seen = reader.added(node) if added else reader.seen(node, hidden)
-    if seen is None or any(len(example(flags).shape) > len(shape) for flags, _ in seen.flags):
+    if seen is None or any(len(example(one).shape) > len(shape) for one in (*(flags for flags, _ in seen.flags), *(end for pair in seen.same for end in pair))):
+        return None
+    limits = [_by_place(limit, seen, reader) for limit in seen.limits]
+    if None in limits:
         return None
     first = last = None
-    for limit in dict.fromkeys(map(_as_key, seen.limits)):
+    for limit in dict.fromkeys(_as_key(limit) for limit in limits if limit is not None):
         place = Linear(limit[0], {t: f for t, f in limit[1] if t not in (QUERY, KEY)})
         if dict(limit[1])[KEY] == 1:  # key - query + place <= 0
             last = place.times(-1) if last is None else _tighter(last, place.times(-1), min)
@@ -100,9 +123,47 @@ def numbers_of(node: fx.Node, added: bool = False, hidden: bool = False) -> Numb
             first = place if first is None else _tighter(first, place, max)
             if first is None:
                 return None
+    if seen.same and any(limit is not None and limit.terms for limit in (first, last)):
+        return None
     for read in reader.visited:
         read.meta[READ] = True
-    return Numbers(first, last, tuple(dict.fromkeys(seen.flags)))
+    return Numbers(first, last, tuple(dict.fromkeys(seen.flags)), tuple(dict.fromkeys(seen.same)))
+
+
+def _by_place(limit: Linear, seen: Seen, reader: Reader) -> Linear | None:
+    """Return a limit of places; one of positions within segments is one of places where only places of one segment are compared."""
+    looked = [term for term in limit.terms if isinstance(term, Looked)]
+    if not looked:
+        return limit
+    tables = {(term.table, term.rows) for term in looked}
+    if len(tables) != 1 or len(looked) != 2 or not any(_counts_jumps(pair, *tables.copy().pop(), reader) for pair in seen.same):
+        return None
+    return Linear(limit.constant, {term.axis if isinstance(term, Looked) else term: factor for term, factor in limit.terms.items()})
+
+
+def _counts_jumps(pair: tuple[fx.Node, fx.Node], positions: fx.Node, rows: fx.Node, reader: Reader) -> bool:
+    """Return whether two lookups are of how often positions have not grown by one: equal numbers then lie in one run of positions."""
+    tables: set[Any] = set()
+    for node, axis in zip(pair, (QUERY, KEY), strict=True):
+        index = node.args[1] if called(node) == "getitem" else ()
+        if not isinstance(index, tuple) or len(index) != 2 or index[0] is not rows or reader.linear(index[1]) != Linear(0, {axis: 1}):
+            return False
+        tables.add(node.args[0])
+    table = tables.pop()
+    if tables or not isinstance(table, fx.Node) or called(table) != "cumsum" or (table.args[1:2] or (table.kwargs.get("dim"),)) not in ((-1,), (1,)):
+        return False
+    jumps = table.args[0]
+    if not isinstance(jumps, fx.Node) or called(jumps) != "ne" or jumps.args[1] != 1 or not isinstance(jumps.args[0], fx.Node):
+        return False
+    steps = jumps.args[0]
+    return called(steps) == "diff" and _behind(steps.args[0]) is _behind(positions) and steps.kwargs.get("dim", -1) in (-1, 1)
+
+
+def _behind(node: Any) -> Any:
+    """Return the tensor that an expansion repeats."""
+    while isinstance(node, fx.Node) and called(node) in ("expand", "contiguous", "to", "long"):
+        node = node.args[0]
+    return node
 
 
 def _as_key(limit: Linear) -> tuple[int, tuple]:
@@ -161,12 +222,23 @@ class _Conditions(Reader):
             self.visited[one] = None
             limits = [inner.times(sign).plus(bound, -1).plus(Linear(int(name == "lt"))) for sign in (1, -1)]
         else:
+            if name in ("eq", "ne"):
+                return self._same(one, other) if name == "eq" else None
             sides = self.linear(one), self.linear(other)
-            if sides[0] is None or sides[1] is None or name in ("eq", "ne"):
+            if sides[0] is None or sides[1] is None:
                 return None
             low, high = sides if name in ("le", "lt") else sides[::-1]
             limits = [low.plus(high, -1).plus(Linear(int(name in ("lt", "gt"))))]  # type: ignore[union-attr, arg-type]
-        return Seen(tuple(limits)) if all(sorted(limit.axes.items()) in ([(QUERY, 1), (KEY, -1)], [(QUERY, -1), (KEY, 1)]) for limit in limits) else None
+        return Seen(tuple(limits)) if all(map(_of_a_pair, limits)) else None
+
+    def _same(self, one: Any, other: Any) -> Seen | None:
+        """Return that numbers of queries and of keys are equal, whatever they are."""
+        for q, k in ((one, other), (other, one)):
+            ends = [example(end) for end in (q, k)]
+            if all(isinstance(end, fx.Node) and WRITTEN not in end.meta for end in (q, k)) and all(_whole_numbers(end) for end in ends):
+                if _is_of_keys(ends[1].shape) and len(ends[0].shape) == len(ends[1].shape) and _is_of_keys(ends[0].transpose(-1, -2).shape):
+                    return Seen(same=((q, k),))
+        return None
 
     def _triangle(self, node: fx.Node, name: str, hidden: bool) -> Seen | None:
         inner = self.linear(node.args[0])
@@ -184,7 +256,7 @@ class _Conditions(Reader):
         places = axes_after(example(before).shape, after)
         if len(example(before).shape) < 2 or places.get(KEY) != KEY or places.get(QUERY) != QUERY:
             return None
-        kept = not found.flags or all(places.get(axis) == axis for axis in range(-len(example(before).shape), 0))
+        kept = not found.flags and not found.same or all(places.get(axis) == axis for axis in range(-len(example(before).shape), 0))
         return found if kept else None
 
     def added(self, value: Any) -> Seen | None:
@@ -257,6 +329,16 @@ class _Conditions(Reader):
             self.visited[value] = None
             return float(number) if isinstance(number, (int, float)) else None
         return None
+
+
+def _of_a_pair(limit: Linear) -> bool:
+    """Return whether a limit is one of the difference of a key's and a query's place, or of what one table holds for them."""
+    places = {t.axis if isinstance(t, Looked) else t: f for t, f in limit.terms.items() if not isinstance(t, fx.Node)}
+    return len(places) == sum(not isinstance(t, fx.Node) for t in limit.terms) and places in ({QUERY: 1, KEY: -1}, {QUERY: -1, KEY: 1})
+
+
+def _whole_numbers(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() >= 2 and not value.is_floating_point() and not value.is_complex()
 
 
 def _triangle(name: str, diagonal: int, hidden: bool) -> Linear:
