@@ -15,7 +15,7 @@ from dtkernels.ops.attention_arguments import LOWEST
 from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
 
 from .builder import Builder, hint
-from .canonical import HIDDEN, example, number_of, operation
+from .canonical import HIDDEN, example, named, number_of, operation
 from .mask_numbers import Numbers, numbers_of
 from .matcher import Match, Number, Optional, either, stripped
 
@@ -146,6 +146,17 @@ def all_in_numbers(match: Match) -> Numbers | None:
     """Return the numbers if nothing else is added to the scores and hides keys."""
     found = _in_numbers(match)
     return found[1] if found and all(match.get(n) is None for n in MASKS if n != found[0]) else None
+
+
+def without_matrix(match: Match, result: fx.Node) -> None:
+    """Have torch's attention take a causal mask as ``is_causal``, and none where every key is seen: its fast backends take no matrix."""
+    read = all_in_numbers(match)
+    node = next((n for n in match.covered if operation(n).name == "sdpa"), None)
+    if read is None or not (read.causal or read.nothing) or node is None:
+        return
+    said = {**named(node), "attn_mask": None, "is_causal": read.causal}
+    node.args = tuple(said.pop(name) for name in ("query", "key", "value"))
+    node.kwargs = said
 
 
 def _in_numbers(match: Match) -> tuple[str, Numbers] | None:

@@ -23,6 +23,7 @@ class Replacement:
     refuse   (match, result) -> why the op does not compute it, or None
     emit     (builder, match, result) -> the node that replaces the result
     leave    (match, result) -> why "auto" leaves it alone, or None
+    ease     (match, result): make what was left alone cheaper, with the same numbers
     """
 
     op: str
@@ -30,6 +31,7 @@ class Replacement:
     refuse: Callable[[Match, fx.Node], str | None]
     emit: Callable
     leave: Callable[[Match, fx.Node], str | None]
+    ease: Callable[[Match, fx.Node], None] | None = None
 
     @property
     def form(self) -> Form:
@@ -64,7 +66,7 @@ def _sdpa_is_faster(match: Match, result: fx.Node) -> str | None:
 
 
 TABLE = (
-    Replacement("attention", attention.sdpa, attention.refuse, attention.emit, _sdpa_is_faster),
+    Replacement("attention", attention.sdpa, attention.refuse, attention.emit, _sdpa_is_faster, attention.without_matrix),
     Replacement("attention", attention.spelled_out, attention.refuse, attention.emit, _sdpa_is_faster),
     Replacement("linear_cross_entropy", layers.last_layer_loss, layers.refuse_loss, layers.emit_loss, _not_timed),
     Replacement("rmsnorm", layers.rms, layers.refuse_norm, layers.emit_rms, _not_timed),

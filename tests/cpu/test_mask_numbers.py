@@ -278,6 +278,19 @@ def test_auto_takes_what_was_measured():
         assert {op: dict(states) for op, states in dtkernels.replacements().items()} == {"attention": {state: 1}}
 
 
+@pytest.mark.parametrize(("make", "is_causal"), [(causal, True), (nothing, False), (padded, None)])
+def test_attention_that_is_left_to_torch_needs_no_matrix(make, is_causal):
+    """With gradients torch's is faster, without a matrix."""
+    call, graphs = compiled(attended(make), ops="auto")
+    same(results(call, inputs()), results(attended(make), inputs()))
+    (node,) = [node for node in graphs[0].nodes if node.target is F.scaled_dot_product_attention]
+    if is_causal is None:
+        assert node.kwargs["attn_mask"] is not None and matrices(graphs[0])
+    else:
+        assert "arange" not in graphs[0].owning_module.code, "what runs is the changed graph"
+        assert node.kwargs["attn_mask"] is None and node.kwargs["is_causal"] is is_causal and not matrices(graphs[0])
+
+
 MODELS = {"Llama": {}, "Mistral": {"sliding_window": 4}, "Gemma2": {"sliding_window": 4}}
 GIVEN = [("Llama", "nothing"), ("Mistral", "padding"), ("Gemma2", "padding"), ("Mistral", "positions")]
 
