@@ -193,8 +193,8 @@ class _Splitter:
     def _of_blocks(self, loop: Loop, before: tuple[Statement, ...]) -> set[Axis]:
         """Return axes of blocks by whose first index the loop's values differ."""
         values = [s.value for s in statements(loop.body) if isinstance(s, (Let, Assign))]
-        inside = {s.axis for s in statements((loop,)) if isinstance(s, Index)}
-        return {n.axis for n in _made_from(values, before) if isinstance(n, nest.Start) and not n.axis.scalar} - inside
+        summed = {s.axis for s in statements((loop,)) if isinstance(s, Loop) and s.reduces}  # counts of elements are of their tiles
+        return {n.axis for n in _made_from(values, before) if isinstance(n, nest.Start) and not n.axis.scalar} - summed
 
     def _limited_to_part(self, loop: Loop) -> list[Statement]:
         """Limit the loop to one part's share of the extent, which is a whole number of tiles."""

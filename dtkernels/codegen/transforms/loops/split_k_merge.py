@@ -84,7 +84,7 @@ def block_merge(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 
 def distribute_stores(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Turn the last loop into blocks, if it only writes, every element independently, and then the one inside it.
+    """Turn the last loop into blocks, if it only writes, every element independently, and then the one inside it where the sums are numbers.
 
     What is stored before it, each program stores alike.
     """
@@ -100,7 +100,10 @@ def distribute_stores(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     if loop.body[0] != start or any(isinstance(s, Index) and s.axis.label == loop.axis.label for s in nest.statements(tuple(before))):
         return body
     at = 1 + max((i for i, s in enumerate(before) if isinstance(s, Index) and s.start == "block"), default=-1)
-    return distribute_stores((*before[:at], Index(loop.axis, "block"), *before[at:], *loop.body[1:]))
+    spread = (*before[:at], Index(loop.axis, "block"), *before[at:], *loop.body[1:])
+    pieces = {s.axis for s in before if isinstance(s, Loop)}
+    held = [s for s in nest.statements(body) if isinstance(s, Accumulator)]
+    return distribute_stores(spread) if held and all({*a.axes} <= pieces for a in held) else spread
 
 
 def _is_parallel_axis(body: tuple[Statement, ...], axis: Axis) -> bool:
