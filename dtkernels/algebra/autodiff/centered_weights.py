@@ -20,7 +20,7 @@ the negative of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -35,13 +35,19 @@ from .saved_tensors import sums_of_exponentials
 Adjoints = Mapping[str, ex.Expr]  #: Func -> its adjoint over its own labels
 
 
-def center_weights(algorithm: Algorithm, outputs: tuple[str, ...], backward: Algorithm, adjoints: Adjoints) -> tuple[Algorithm, tuple[Definition, ...]]:
-    """Center the weights of each sum in ``backward`` that reads what was rounded. Return also the means, which forward makes and saves."""
+def center_weights(
+    algorithm: Algorithm, outputs: tuple[str, ...], backward: Algorithm, adjoints: Adjoints, final: Callable[[], Algorithm]
+) -> tuple[Algorithm, tuple[Definition, ...]]:
+    """Center the weights of each sum in ``backward`` over an adjoint that is made of rounded values. Return also the means, which forward makes.
+
+    ``final`` gives ``backward`` with saved values in place of those of forward, which tells what is rounded.
+    """
     made: list[Definition] = []
     for scores in _scores(algorithm, outputs, backward, adjoints):
         centering = _Centering(algorithm, backward, scores, made)
-        own = [d if d.name in algorithm or d.name == scores.adjoint else centering.of(d) for d in backward.definitions]
-        backward = backward.with_definitions(tuple(own))
+        changed = tuple(d if d.name in algorithm or d.name == scores.adjoint else centering.of(d) for d in backward.definitions)
+        if changed != backward.definitions and _reads_results(algorithm, final(), scores):
+            backward = backward.with_definitions(changed)
     read = {a.tensor for d in backward.definitions for a in ex.accesses(d.expr)}
     means = tuple(m for m in made if m.name in read)
     return replace(backward, inputs=(*backward.inputs, *(m.name for m in means))), means
@@ -89,7 +95,7 @@ def _scores(algorithm: Algorithm, outputs: tuple[str, ...], backward: Algorithm,
         own = tuple(map(ex.Label, total.labels))
         of_alike = tuple((ex.Access(a, own), adjoints[a]) for a in alike if a in adjoints)
         scores = _Scores(argument.tensor, index, total, over, adjoint.tensor, of_alike)
-        if len(of_alike) == len(alike) and _sums_to_zero(algorithm, outputs, scores) and _reads_results(algorithm, backward, scores):
+        if len(of_alike) == len(alike) and _sums_to_zero(algorithm, outputs, scores):
             yield scores
 
 
@@ -105,13 +111,17 @@ def _sums_to_zero(algorithm: Algorithm, outputs: tuple[str, ...], scores: _Score
     return all((found := known[o]) is not None and found.free for o in outputs)
 
 
-def _reads_results(algorithm: Algorithm, backward: Algorithm, scores: _Scores) -> bool:
-    """Return whether the adjoint reads results of whole rows, as attention's does; a softmax that is stored itself is rounded alike everywhere."""
-    along = {tied for label in scores.over for tied in backward.tied_labels(label)} - set(scores.total.labels)
+def _reads_results(algorithm: Algorithm, final: Algorithm, scores: _Scores) -> bool:
+    """Return whether the adjoint is made of results of whole rows, as attention's is, or of products with the exponentials.
+
+    A softmax that is stored itself has the same rounding errors everywhere, and a sum over its own terms has none.
+    """
+    along = {tied for label in scores.over for tied in final.tied_labels(label)} - set(scores.total.labels)
     apart = {scores.total.name, *(element.tensor for element, _ in scores.alike)}
-    derived = [backward[f] for f in backward.needed_by((scores.adjoint,)) if f not in algorithm]
+    derived = [final[f] for f in final.needed_by((scores.adjoint,)) if f not in algorithm] if scores.adjoint in final else []
     read = [a for d in derived for a in ex.accesses(d.expr) if a.tensor in algorithm and a.tensor not in apart]
-    return any(not ex.free_labels(a) & along for a in read)
+    products = [n for d in derived for n in d.expr.walk() if isinstance(n, ex.Dot)]
+    return any(not ex.free_labels(a) & along for a in read) or any(set(n.labels) & along for n in products)
 
 
 @dataclass(frozen=True)
@@ -169,7 +179,8 @@ class _Centering:
             centered: ex.Expr = ZERO  # the sum of the adjoint itself
             apart = weight
         else:
-            mean = self._mean(_under(linear.conditions, linear.weight), here)
+            bare = masked and _finite(linear.weight)  # exponentials are 0 where the conditions do not hold
+            mean = self._mean(linear.weight if bare else _under(linear.conditions, linear.weight), here)
             if mean is None:
                 return node
             centered, apart = multiply(linear.access, ex.Binary("-", weight, mean)), mean
@@ -266,6 +277,11 @@ class _Centering:
 def _under(conditions: tuple[ex.Expr, ...], e: ex.Expr) -> ex.Expr:
     """Return ``e`` where all ``conditions`` hold, else 0."""
     return reduce(lambda kept, c: where(c, kept, ZERO), reversed(conditions), e)
+
+
+def _finite(e: ex.Expr) -> bool:
+    """Return whether ``e`` is arithmetic on labels and numbers, which no input makes infinite."""
+    return isinstance(e, (ex.Const, ex.Label, ex.Len)) or isinstance(e, (ex.Unary, ex.Binary)) and e.op in "+-*" and all(map(_finite, e.children()))
 
 
 def _summed(terms: ex.Expr, levels: list[tuple[str, ...]]) -> ex.Expr:

@@ -63,10 +63,14 @@ def gradient(
         algorithm = with_named_products(algorithm, products)
     named = name_scores(algorithm, outputs, wanted)
     r, grads, backward = _reversed(named, outputs, wanted)
-    backward, means = center_weights(named, outputs, backward, r.adjoints)
-    if means or named is algorithm:
-        algorithm = named
-    else:
+
+    def final() -> Algorithm:
+        return choose_saved_tensors(named, outputs, backward, tuple(grads.values()), products, exchange).backward
+
+    centered, means = center_weights(named, outputs, backward, r.adjoints, final)
+    if centered != backward:
+        algorithm, backward = named, centered
+    elif named is not algorithm:
         r, grads, backward = _reversed(algorithm, outputs, wanted)
     saved = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products, exchange).with_extra(means)
     single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
