@@ -190,8 +190,10 @@ class _Centering:
     def _of_alike(self, weight: ex.Expr, here: tuple[str, ...], levels: list[tuple[str, ...]]) -> ex.Expr:
         """Return ``weight`` times the adjoints of what is added to the sum of exponentials, which balance that of the scores."""
         to = {own: ex.Label(at) for own, at in zip(self.scores.index, here)}
-        parts = (multiply(weight, ex.substitute(multiply(adjoint, element), to)) for element, adjoint in self.scores.alike)
-        return _summed(reduce(add, parts, ZERO), levels)
+        total: ex.Expr = ZERO
+        for element, adjoint in self.scores.alike:
+            total = add(total, multiply(weight, ex.substitute(multiply(adjoint, element), to)))
+        return _summed(total, levels)
 
     def _masks_scores(self, conditions: tuple[ex.Expr, ...], here: tuple[str, ...]) -> bool:
         """Return whether scores are -inf where the ``conditions`` do not hold: the adjoint is 0 there."""
