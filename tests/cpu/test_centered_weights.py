@@ -130,6 +130,22 @@ def test_no_further_from_float64_than_torch(tmp_path, name, dtype):
             assert off < 1e-5 * KEYS**0.5, (label, off)  # what is centered has float32's error, not that of what is stored
 
 
+def test_attention_with_a_written_score():
+    """The slopes of heads, summed over a batch."""
+    written = dtkernels.attention_spec(score="s + slope[h] * (l - m)", mask="l <= m", inputs="slope", name="sloping")
+    (tensors, adjoint), slope = drawn(torch.bfloat16, 4.0), torch.tensor([-0.25])
+    q, k, v = tensors
+
+    def ours(slopes, scale):
+        return written(q[:, None], k[:, None], v[:, None], scale=scale, slope=slopes)[:, 0]
+
+    def eager(slopes, scale):
+        return alibi(q.double(), k.double(), v.double(), slopes.expand(2), scale)
+
+    got, true = gradients(ours, [slope], 0.25, adjoint)[0], gradients(eager, [slope.double()], 0.25, adjoint.double())[0]
+    assert abs(got.double() - true) < 1e-5 * KEYS**0.5 * abs(true)
+
+
 @pytest.mark.parametrize("slope", [-0.25, 0.25])
 def test_a_query_that_sees_no_key(tmp_path, slope):
     text = attention("slope", f"where(l < m, {BIAS}, -inf)", out="where(t[b, m] == 0, 0, rdot(e[b, m, l], V[b, l, n], l) / t[b, m])")

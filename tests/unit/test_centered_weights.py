@@ -26,6 +26,14 @@ def test_a_slope_beside_a_mask():
     assert sums == ["d_a[a_0] = where(0 == a_0, rsum(rsum(where(l <= m, d_s[m, l] * (l - m - cast(t_mean[m], fp32)), 0), m), l), 0);"]
 
 
+def test_a_slope_of_several_batches():
+    text = "Func s, t, out; In Q, K, V, a; Var b, h, m, n; RVar l, d; s[b, h, m, l] = where(l <= m, rdot(Q[b, h, m, d], K[b, h, l, d], d) + a[h] * (l - m), -inf);"
+    text += "t[b, h, m] = rsum(exp(s[b, h, m, l]), l); out[b, h, m, n] = rdot(exp(s[b, h, m, l]), V[b, h, l, n], l) / t[b, h, m];"
+    assert str(derived(text, "a").backward["d_a"]) == (
+        "d_a[h] = rsum(where(l <= m, d_s[b, h, m, l] * (l - m - cast(t_mean[b, h, m], fp32)), 0), b, m, l);"
+    )
+
+
 def test_a_sink_balances_the_scores():
     text = attention(f"{SCORE} * a[m]", ", a, z", total="rsum(exp(s[m, l]), l) + exp(z[m])")
     assert str(derived(text, "a").backward["d_a"]) == (

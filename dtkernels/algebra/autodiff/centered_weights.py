@@ -126,12 +126,17 @@ def _reads_results(algorithm: Algorithm, final: Algorithm, scores: _Scores) -> b
 
 @dataclass(frozen=True)
 class _Linear:
-    """``where(conditions, access * weight + rest, 0)``."""
+    """``where(conditions, access * weight + rest, 0)``, summed over ``labels``; the rest is 0 if there are any."""
 
     access: ex.Access
     weight: ex.Expr = ONE
     rest: ex.Expr = ZERO
     conditions: tuple[ex.Expr, ...] = ()
+    labels: tuple[str, ...] = ()
+
+    def within(self, factor: ex.Expr) -> bool:
+        """Return whether ``factor`` may be moved inside the sum."""
+        return not ex.free_labels(factor) & set(self.labels)
 
     def folded(self) -> _Linear:
         """Return the same without conditions."""
@@ -169,6 +174,7 @@ class _Centering:
         linear = self._linear(terms) if levels else None
         if linear is None:
             return node
+        levels[-1] = (*linear.labels, *levels[-1])
         here = tuple(i.name for i in linear.access.index)  # type: ignore[attr-defined]
         over = {at for at, label in zip(here, self.scores.index) if label in self.scores.over}
         if not over <= {label for labels in levels for label in labels}:
@@ -251,26 +257,28 @@ class _Centering:
                 return self._linear_sum(a, b if op == "+" else negate(b))
             case ex.Binary("*", a, b):
                 for one, other in ((a, b), (b, a)):
-                    if not self._carries(other) and (inner := self._linear(one)) is not None:
+                    if not self._carries(other) and (inner := self._linear(one)) is not None and inner.within(other):
                         return replace(inner, weight=multiply(inner.weight, other), rest=multiply(inner.rest, other))
-            case ex.Binary("/", a, b) if not self._carries(b) and (inner := self._linear(a)) is not None:
+            case ex.Binary("/", a, b) if not self._carries(b) and (inner := self._linear(a)) is not None and inner.within(b):
                 return replace(inner, weight=divide(inner.weight, b), rest=divide(inner.rest, b))
-            case ex.Call("where", (c, a, b)) if not self._carries(c) and is_zero(b) and (inner := self._linear(a)) is not None:
+            case ex.Call("where", (c, a, b)) if not self._carries(c) and is_zero(b) and (inner := self._linear(a)) is not None and inner.within(c):
                 return replace(inner, conditions=(c, *inner.conditions))
-            case ex.Call("where", (c, a, b)) if not self._carries(c) and is_zero(a) and (inner := self._linear(b)) is not None:
+            case ex.Call("where", (c, a, b)) if not self._carries(c) and is_zero(a) and (inner := self._linear(b)) is not None and inner.within(c):
                 return replace(inner, conditions=(ex.Unary("not", c), *inner.conditions))
+            case ex.Reduce("sum", arg, labels) if (inner := self._linear(arg)) is not None and is_zero(inner.rest) and not set(labels) & set(inner.labels):
+                return replace(inner, labels=(*inner.labels, *labels))
         return None
 
     def _linear_sum(self, a: ex.Expr, b: ex.Expr) -> _Linear | None:
         if self._carries(a) and self._carries(b):
             one, other = self._linear(a), self._linear(b)
-            if one is None or other is None or one.access != other.access:
+            if one is None or other is None or (one.access, one.labels) != (other.access, other.labels):
                 return None
             if one.conditions != other.conditions:
                 one, other = one.folded(), other.folded()
             return replace(one, weight=add(one.weight, other.weight), rest=add(one.rest, other.rest))
         found = self._linear(a if self._carries(a) else b)
-        if found is None:
+        if found is None or found.labels:
             return None
         found = found.folded() if found.conditions else found
         return replace(found, rest=add(found.rest, b if self._carries(a) else a))
