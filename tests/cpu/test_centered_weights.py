@@ -130,6 +130,27 @@ def test_no_further_from_float64_than_torch(tmp_path, name, dtype):
             assert off < 1e-5 * KEYS**0.5, (label, off)  # what is centered has float32's error, not that of what is stored
 
 
+ROWS = "Func t, OP; In A, a; Var x, y; RVar z; t[x] = rsum(exp(A[x, z] * a[x]), z); OP[x, y] = "
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("name, out, eager", [
+    ("softmax", "exp(A[x, y] * a[x]) / t[x]", torch.softmax), ("log_softmax", "A[x, y] * a[x] - log(t[x])", torch.log_softmax)
+])  # fmt: skip
+def test_temperatures_of_logits_with_a_large_mean(tmp_path, name, out, eager, dtype):
+    _, op = register(tmp_path, f"{name} of temperature", ROWS + out + ";")
+    torch.manual_seed(0)
+    logits, temperatures, adjoint = (1000 + 8 * torch.randn(9, 70)).to(dtype), torch.linspace(0.5, 1.5, 9), torch.randn(9, 70).to(dtype)
+
+    def torchs(a, t, _):
+        return eager(wide(a) * wide(t)[:, None], -1).to(a.dtype if name == "softmax" else wide(a).dtype)
+
+    truth = gradients(torchs, [logits.double(), temperatures.double()], 0, adjoint.double())[1]
+    found, theirs = (gradients(fn, [logits, temperatures], 0, adjoint)[1] for fn in (lambda a, t, _: op(a, t), torchs))
+    off, allowed = ((x.double() - truth).norm() / truth.norm() for x in (found, theirs))
+    assert off <= 4 * max(allowed, torch.finfo(dtype).eps / 4), (off, allowed)
+
+
 def test_attention_with_a_written_score():
     """The slopes of heads, summed over a batch."""
     written = dtkernels.attention_spec(score="s + slope[h] * (l - m)", mask="l <= m", inputs="slope", name="sloping")

@@ -403,6 +403,15 @@ def test_a_reduction_over_an_absent_label():
             "m[x] = rmean(A[x, c], c);  n[x] = rmean(B[x, c], c);  f[x] = rmean(A[x, c] * B[x, c], c) - n[x] * m[x];",
             "f[x] = rsum((A[x, c] - m[x]) * (B[x, c] - n[x]), c) / len(c);",
         ),
+        (
+            "m[x] = rmean(A[x, c], c);  f[x] = rsqrt(rmean(A[x, c] * A[x, c], c) + 0.5 - m[x] * m[x]);",
+            "f[x] = rsqrt(rsum((A[x, c] - m[x]) * (A[x, c] - m[x]), c) / len(c) + 0.5);",
+        ),
+        (
+            "m[x] = rmean(A[x, c], c);  f[x] = B[x, 0] - (m[x] * m[x] - rmean(A[x, c] * A[x, c], c));",
+            "f[x] = B[x, 0] - -(rsum((A[x, c] - m[x]) * (A[x, c] - m[x]), c) / len(c));",
+        ),
+        ("m[x] = rmean(A[x, c], c);  f[x] = rmean(A[x, c] * A[x, c], c) + 0.5 + m[x] * m[x];", None),
         ("m[x] = rmean(A[x, c], c);  n[x] = rmean(B[x, c], c);  f[x] = rmean(A[x, c] * A[x, c], c) - n[x] * m[x];", None),
         ("f[x] = rsum(A[x, c] * A[x, c], c) - rsum(A[x, c], c) * rsum(A[x, c], c);", None),
         ("f[x] = rmean(A[x, c] * A[x, c], c) + rmean(A[x, c], c) * rmean(A[x, c], c);", None),

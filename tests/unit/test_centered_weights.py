@@ -53,15 +53,22 @@ def test_it_is_shared_by_gradients_with_the_same_weights():
     assert [o for o in found.forward_outputs if "mean" in o] == ["t_mean"]
 
 
+def test_a_temperature_of_a_softmax_and_of_its_logarithm():
+    softmax = "Func t, out; In A, a; Var x, y; RVar z; t[x] = rsum(exp(A[x, z] * a[x]), z); out[x, y] = exp(A[x, y] * a[x]) / t[x];"
+    for text in (softmax, softmax.replace("exp(A[x, y] * a[x]) / t[x]", "A[x, y] * a[x] - log(t[x])")):
+        found = derived(text, "a")
+        assert not any("mean" in o for o in found.forward_outputs)
+        assert str(found.backward["d_a"]) == "d_a[x] = rsum(d_t_scores[x, y] * (A[x, y] - t_mean[x]), y);"
+
+
+def test_a_result_that_is_cast():
+    text = attention(f"{SCORE} + a[m] * l", ", a", out="cast(rdot(exp(s[m, l]), V[l, n], l) / t[m], bf16)")
+    assert str(derived(text, "a").backward["d_a"]) == "d_a[m] = cast(rsum(d_s[m, l] * (l - cast(t_mean[m], fp32)), l), fp32);"
+
+
 UNCHANGED = {
     "no gradient of that kind": (attention(f"{SCORE} * a[m]", ", a"), ("Q", "K", "V"), ("out",)),
-    "a softmax that is stored": (
-        "Func t, out; In A, a; Var x, y; RVar z; t[x] = rsum(exp(A[x, z] * a[x]), z); out[x, y] = exp(A[x, y] * a[x]) / t[x];",
-        ("A", "a"),
-        ("out",),
-    ),
     "a logarithm": ("Func out; In A, a; Var x; RVar y; out[x] = log(rsum(exp(A[x, y] * a[x]), y));", ("A", "a"), ("out",)),
-    "a cast result": (attention(f"{SCORE} + a[m] * l", ", a", out="cast(rdot(exp(s[m, l]), V[l, n], l) / t[m], bf16)"), ("a",), ("out",)),
     "an output that moves": (attention(f"{SCORE} + a[m] * l", ", a", more=" lse[m] = log(t[m]);").replace("out;", "out, lse;", 1), ("a",), ("out", "lse")),
     "weights with a label of their own": (attention(f"{SCORE} + rsum(T[l, c] * a[m, c], c)", ", T, a").replace("l, d;", "l, d, c;", 1), ("a",), ("out",)),
     "a table by distance": (attention(f"{SCORE} + T[l - m + len(m) - 1]", ", T"), ("T",), ("out",)),

@@ -11,8 +11,10 @@ After, with ``t_mean`` made by forward and saved in float32::
 
 The outputs do not change where one number is added to all scores of a row, so that the adjoint ``d_s`` sums to 0 along a row, and any number
 may be subtracted from its weights. In floating point it does not quite: ``d_s = (d_e + d_t) * e``, and ``d_t`` is a sum over results that were
-rounded when they were stored, and whose products rounded ``e`` before that. The error of ``d_t`` is multiplied by ``rsum(e * weight) / t``, the
-mean of the weights, which centered weights do not have. Saving the result in more digits would leave the error of rounded ``e``.
+rounded when they were stored, and whose products rounded ``e`` before that; a softmax is rounded itself, and the logarithm of ``t`` that backward
+reads. Such errors are multiplied by ``rsum(e * weight) / t``, the mean of the weights, which centered weights do not have. Saving
+results in more digits would leave the error of rounded ``e``. Forward makes the mean in the loop that streams the scores; where no product
+makes them, backward does, of the rows that it reads anyway.
 
 A constant or an exponential that is added to the sum of exponentials, such as a sink, is a score of weight 0: the adjoint sums to
 the negative of its own.
@@ -20,7 +22,7 @@ the negative of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -35,22 +37,20 @@ from .saved_tensors import sums_of_exponentials
 Adjoints = Mapping[str, ex.Expr]  #: Func -> its adjoint over its own labels
 
 
-def center_weights(
-    algorithm: Algorithm, outputs: tuple[str, ...], backward: Algorithm, adjoints: Adjoints, final: Callable[[], Algorithm]
-) -> tuple[Algorithm, tuple[Definition, ...]]:
-    """Center the weights of each sum in ``backward`` over an adjoint that is made of rounded values. Return also the means, which forward makes.
-
-    ``final`` gives ``backward`` with saved values in place of those of forward, which tells what is rounded.
-    """
+def center_weights(algorithm: Algorithm, outputs: tuple[str, ...], backward: Algorithm, adjoints: Adjoints) -> tuple[Algorithm, tuple[Definition, ...]]:
+    """Center the weights of each sum in ``backward`` over the adjoint of scores. Return also the means, which forward makes and saves."""
     made: list[Definition] = []
     for scores in _scores(algorithm, outputs, backward, adjoints):
         centering = _Centering(algorithm, backward, scores, made)
-        changed = tuple(d if d.name in algorithm or d.name == scores.adjoint else centering.of(d) for d in backward.definitions)
-        if changed != backward.definitions and _reads_results(algorithm, final(), scores):
-            backward = backward.with_definitions(changed)
-    read = {a.tensor for d in backward.definitions for a in ex.accesses(d.expr)}
-    means = tuple(m for m in made if m.name in read)
-    return replace(backward, inputs=(*backward.inputs, *(m.name for m in means))), means
+        changed = (d if d.name in algorithm or d.name == scores.adjoint else centering.of(d) for d in backward.definitions)
+        backward = backward.with_definitions(tuple(changed))
+    definitions: list[Definition] = []
+    for d in backward.definitions:
+        read = {a.tensor for a in ex.accesses(d.expr)}
+        definitions += [m for m in made if m.name in read and m not in definitions and not _is_saved(m)]
+        definitions.append(d)
+    means = tuple(m for m in made if _is_saved(m) and any(a.tensor == m.name for d in definitions for a in ex.accesses(d.expr)))
+    return replace(backward, inputs=(*backward.inputs, *(m.name for m in means))).with_definitions(tuple(definitions)), means
 
 
 def name_scores(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> Algorithm:
@@ -68,6 +68,20 @@ def name_scores(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[st
             func = fresh_name(f"{total.name}_scores", {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels})
             algorithm = _with_named_argument(algorithm, argument, func)
         algorithm = _with_named_products(algorithm, func, wanted, total.labels)
+    return algorithm
+
+
+def inline_scores(algorithm: Algorithm, names: set[str]) -> Algorithm:
+    """Put the arguments that ``name_scores`` named back into the exponentials; those of ``names`` that are products stay."""
+    for d in algorithm.definitions:
+        if d.name not in names or any(isinstance(n, (ex.Reduce, ex.Dot, ex.Scan)) for n in d.expr.walk()):
+            continue
+
+        def change(node: ex.Expr, d: Definition = d) -> ex.Expr:
+            own = isinstance(node, ex.Access) and node.tensor == d.name
+            return ex.substitute(d.expr, dict(zip(d.labels, node.index))) if own else node  # type: ignore[attr-defined]
+
+        algorithm = algorithm.with_definitions(tuple(replace(x, expr=x.expr.transform(change)) for x in algorithm.definitions if x.name != d.name))
     return algorithm
 
 
@@ -109,19 +123,6 @@ def _sums_to_zero(algorithm: Algorithm, outputs: tuple[str, ...], scores: _Score
         if d.name not in known:
             known[d.name] = degree_of(d, known)
     return all((found := known[o]) is not None and found.free for o in outputs)
-
-
-def _reads_results(algorithm: Algorithm, final: Algorithm, scores: _Scores) -> bool:
-    """Return whether the adjoint is made of results of whole rows, as attention's is, or of products with the exponentials.
-
-    A softmax that is stored itself has the same rounding errors everywhere, and a sum over its own terms has none.
-    """
-    along = {tied for label in scores.over for tied in final.tied_labels(label)} - set(scores.total.labels)
-    apart = {scores.total.name, *(element.tensor for element, _ in scores.alike)}
-    derived = [final[f] for f in final.needed_by((scores.adjoint,)) if f not in algorithm] if scores.adjoint in final else []
-    read = [a for d in derived for a in ex.accesses(d.expr) if a.tensor in algorithm and a.tensor not in apart]
-    products = [n for d in derived for n in d.expr.walk() if isinstance(n, ex.Dot)]
-    return any(not ex.free_labels(a) & along for a in read) or any(set(n.labels) & along for n in products)
 
 
 @dataclass(frozen=True)
@@ -219,10 +220,13 @@ class _Centering:
         if not forward or not ex.free_labels(weight) <= set(here) or bound & set(self.scores.index) or not bound <= set(self.algorithm.labels):
             return None
         weight = ex.substitute(weight, {at: ex.Label(own) for at, own in names.items()})
-        total = self.scores.total
+        total, e, over = self.scores.total, self._exponential(), self.scores.over
         value = ex.Access(total.name, tuple(map(ex.Label, total.labels)))
-        mean = ex.Binary("/", ex.Reduce("sum", ex.Binary("*", self._exponential(), weight), self.scores.over), value)
-        expr = ex.Cast(ex.Call("where", (ex.Binary("==", value, ZERO), ZERO, mean)), "fp32")
+        parts = (weight, *(self.algorithm[f].expr for f in self.algorithm.needed_by((self.scores.func,))))
+        if any(isinstance(n, ex.Dot) for part in parts for n in part.walk()):
+            expr: ex.Expr = ex.Cast(_unless_zero(value, ex.Binary("/", ex.Reduce("sum", ex.Binary("*", e, weight), over), value)), "fp32")
+        else:
+            expr = _unless_zero(value, ex.Reduce("sum", ex.Binary("*", ex.Binary("/", e, value), weight), over))
         name = next((d.name for d in self.made if d.expr == expr), None)
         if name is None:
             a, b = self.algorithm, self.backward
@@ -284,6 +288,15 @@ class _Centering:
         return replace(found, rest=add(found.rest, b if self._carries(a) else a))
 
 
+def _is_saved(mean: Definition) -> bool:
+    """Return whether forward makes and saves a mean; one without products is made by backward, which has the rows at hand."""
+    return isinstance(mean.expr, ex.Cast)
+
+
+def _unless_zero(total: ex.Expr, e: ex.Expr) -> ex.Expr:
+    return ex.Call("where", (ex.Binary("==", total, ZERO), ZERO, e))
+
+
 def _under(conditions: tuple[ex.Expr, ...], e: ex.Expr) -> ex.Expr:
     """Return ``e`` where all ``conditions`` hold, else 0."""
     return reduce(lambda kept, c: where(c, kept, ZERO), reversed(conditions), e)
@@ -317,13 +330,12 @@ def _depends(tensor: str, algorithm: Algorithm, wanted: tuple[str, ...]) -> bool
 
 
 def _with_named_argument(algorithm: Algorithm, argument: ex.Expr, name: str) -> Algorithm:
-    """Give ``argument`` the Func ``name``, before the first Func that has the exponential of it."""
+    """Give ``argument`` the Func ``name``, before the first Func that reads it, in exponentials or beside them."""
     named = Definition(name, tuple(label for label in algorithm.labels if label in ex.free_labels(argument)), argument)
 
     def change(node: ex.Expr) -> ex.Expr:
-        if isinstance(node, ex.Call) and node.fn == "exp" and (names := matches(argument, node.args[0])) is not None:
-            return replace(node, args=(ex.Access(name, tuple(ex.Label(names[label]) for label in named.labels)),))
-        return node
+        names = matches(argument, node)
+        return node if names is None else ex.Access(name, tuple(ex.Label(names[label]) for label in named.labels))
 
     changed = [replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions]
     first = next(i for i, (old, new) in enumerate(zip(algorithm.definitions, changed)) if old.expr != new.expr)

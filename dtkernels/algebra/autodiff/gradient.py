@@ -20,7 +20,7 @@ from ..rules.data_index.grouped_products import labels_without_data
 from ..rules.func_cse import merge_equal_funcs
 from ..rules.operand_cse import merge_equal_operands
 from ..smart_constructors import ZERO, add_with_common_factors, is_zero, negate, simplify, where
-from .centered_weights import center_weights, name_scores
+from .centered_weights import center_weights, inline_scores, name_scores
 from .chained_products import inner_products, with_named_products
 from .derivative import Contribution, contributions
 from .rematerialization import Product
@@ -63,13 +63,12 @@ def gradient(
         algorithm = with_named_products(algorithm, products)
     named = name_scores(algorithm, outputs, wanted)
     r, grads, backward = _reversed(named, outputs, wanted)
-
-    def final() -> Algorithm:
-        return choose_saved_tensors(named, outputs, backward, tuple(grads.values()), products, exchange).backward
-
-    centered, means = center_weights(named, outputs, backward, r.adjoints, final)
+    centered, means = center_weights(named, outputs, backward, r.adjoints)
     if centered != backward:
-        algorithm, backward = named, centered
+        new = set(named.funcs) - set(algorithm.funcs)
+        whole = inline_scores(named.with_definitions((*named.definitions, *means)), new)
+        means = tuple(whole[m.name] for m in means)
+        algorithm, backward = whole.with_definitions(tuple(d for d in whole.definitions if d not in means)), inline_scores(centered, new)
     elif named is not algorithm:
         r, grads, backward = _reversed(algorithm, outputs, wanted)
     saved = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products, exchange).with_extra(means)
