@@ -312,3 +312,66 @@ def test_qk_norm_rope(dtype):
         return tuple(turned(F.rms_norm(x, (8,), weight + 1, 1e-6), c, s) for x, weight in ((q, w), (k, v)))
 
     compare(lambda *t: ops.qk_norm_rope(*t, offset=1), theirs, tensors, 1e-4)
+
+
+# -- logits of -inf -----------------------------------------------------------------------------------------------------
+
+INF = float("-inf")
+
+
+def masked_logits():
+    """Rows that both mask alike, that only the teacher masks, and that nobody masks."""
+    s, t = normal(5, V), normal(5, V, seed=1)
+    s[0, 3] = t[0, 3] = s[1, :9] = t[1, :9] = t[2, 7] = INF
+    return s, t
+
+
+def log_softmaxes(*logits):
+    """Finite ones: 0 times them is 0."""
+    return [F.log_softmax(z, -1).clamp_min(-1e30) for z in logits]
+
+
+def divergence(s, t):
+    a, b = log_softmaxes(s, t)
+    return (b.exp() * (b - a)).sum(-1)
+
+
+def shannon(s, t):
+    a, b = log_softmaxes(s, t)
+    m = torch.logaddexp(a, b) - torch.log(torch.tensor(2.0, dtype=a.dtype))
+    return (a.exp() * (a - m) + b.exp() * (b - m)).sum(-1) / 2
+
+
+def entropy(z):
+    (a,) = log_softmaxes(z)
+    return -(a.exp() * a).sum(-1)
+
+
+MASKED = {
+    "kl": (lambda s, t: ops.kl_divergence(s, t, reduction="none"), divergence),
+    "jsd": (lambda s, t: ops.jsd(s, t, reduction="none"), shannon),
+    "tvd": (lambda s, t: ops.tvd(s, t, reduction="none"), lambda s, t: (s.softmax(-1) - t.softmax(-1)).abs().sum(-1) / 2),
+    "entropy": (lambda s, t: ops.logprobs(t, torch.full((5,), 20))[1], lambda s, t: entropy(t)),
+    "entropy of a last layer": (
+        lambda s, t: ops.linear_logprobs(normal(5, K).float(), normal(V, K, seed=1).float(), torch.full((5,), 20), t[1])[1],
+        lambda s, t: entropy(F.linear(normal(5, K).float().double(), normal(V, K, seed=1).float().double(), t[1])),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_logit_of_minus_infinity_counts_as_nothing(name):
+    ours, truth = MASKED[name]
+    found, wanted = ([z.to(dtype).requires_grad_() for z in masked_logits()] for dtype in (torch.float32, torch.float64))
+    got, expected = ours(*found), truth(*wanted)
+    used = slice(1 if name.startswith("entropy") else 0, 2)
+    adjoint = torch.linspace(-1, 2, 5)
+    grads, true = (torch.autograd.grad(o, z[used], adjoint.to(o.dtype)) for o, z in ((got, found), (expected, wanted)))
+    for a, b in ((got, expected), *zip(grads, true, strict=True)):
+        assert a.isfinite().all() and (a.double() - b).abs().max() < 1e-5 * (1 + b.abs().max())
+
+
+def test_a_divergence_from_what_is_ruled_out_is_infinite():
+    s, t = (z.float() for z in masked_logits())
+    s[3, 5] = INF
+    assert ops.kl_divergence(s, t, reduction="none").isinf().tolist() == [False, False, False, True, False]
