@@ -115,6 +115,8 @@ def compile_kernel(kernel: JitFunction, types: dict[str, str], constants: dict[s
 
     if target.backend == "hip" and "EXACT" in constants:
         constants = {**constants, "EXACT": "ieee"}  # recorded without a GPU it is NVIDIA's
+    if target.backend == "hip" and "PAIRS" in constants:
+        constants = {**constants, "PAIRS": False}
     source = _source(kernel, types, constants, multiples)
     return triton.compile(source, target=GPUTarget(target.backend, target.arch, target.warp_size), options={**options, "enable_fp_fusion": True})
 
