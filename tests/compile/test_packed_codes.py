@@ -31,7 +31,7 @@ def test_packed_weights_are_read_once_in_whole_vectors(text, dtype, gpu):
     copied = {int(n, 16) for n in re.findall(r"cp\.async\.c[ag]\.shared\.global\S* \[[^]]*\], \[[^]]*\], (0x\w+)", ptx)}
     assert copied & {8, 16} and not re.search(r"ld\.global\S*\.b8", ptx)
     assert "fma.rn.bf16x2" in ptx and not re.search(r"cvt\.rn\.\w+\.[su](8|16|32)", ptx)  # codes become numbers in pairs
-    assert "mma.sync" in ptx and "st.shared" not in ptx[: ptx.rindex("mma.sync")]
+    assert "mma.sync" in ptx and ptx[: ptx.rindex("mma.sync")].count("st.shared") <= 2  # scales alone change hands
 
 
 def test_other_targets():
