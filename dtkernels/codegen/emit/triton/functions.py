@@ -64,7 +64,7 @@ def every_second(tile, first: tl.constexpr):
 @triton.jit
 def bits_of(codes, shift: tl.constexpr, mask: tl.constexpr, less: tl.constexpr, pairs: tl.constexpr):
     # ((codes >> shift) & mask) - less as float32, both 127 at most; 128 + n in bfloat16 has n in its last bits
-    if pairs and codes.dtype.primitive_bitwidth == 8 and mask << shift < 256:
+    if pairs and (codes.dtype.primitive_bitwidth == 8 and mask << shift < 256):
         return tl.inline_asm_elementwise(
             f\"\"\"{{
             .reg .b32 a, b, one, less;

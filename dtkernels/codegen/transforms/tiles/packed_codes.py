@@ -137,7 +137,7 @@ def _split(body: tuple[Statement, ...], axis: Axis, kernel: Kernel) -> tuple[Sta
     nodes = [n for s in body for n in _nodes(s)]
     count = max((_divided(n, axis, "%") for n in nodes), default=0)
     packed = any(is_load(s) and any(_divided(i, axis, "//") == count for i in s.value.index) for s in body)
-    if not packed or not 1 < count <= MOST or count & (count - 1) or axis.tile % count or axis.tile // count < MIN_DOT:
+    if not packed or not 1 < count <= MOST or count & (count - 1) or axis.tile & (axis.tile - 1) or axis.tile // count < MIN_DOT:
         return body
     name = f"{axis.name}_group"
     taken = nest.names_in(kernel.body) | {s.axis.name for s in nest.statements(kernel.body) if isinstance(s, Loop)} | {*kernel.scalars}
@@ -174,6 +174,8 @@ class _Split:
                 case Index(axis, "loop") if axis == self.axis:
                     yield s
                     yield Index(self.group, "loop")
+                case Index():
+                    yield s
                 case Let(_, Load(), axes) if self.axis in axes:
                     yield self._load(s)
                 case Let(name, value, axes) if self.axis in axes:
