@@ -2,7 +2,7 @@
 
     Kernel    = grid of block labels, body of statements
     Statement = Index | Loop | Let | Accumulator | Assign | Store | Put | Barrier
-    Tile      = Const | Scalar | Size | Position | Start | BlockNumber | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot | TileScan
+    Tile      = Const | Scalar | Size | Position | Start | BlockNumber | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot | Every | TileScan
 
 A tile is a value over a set of axes; an axis is a label that advances by several elements at once. Nothing here depends on a GPU or on a
 syntax; the printers do.
@@ -20,6 +20,7 @@ from .tile import (  # noqa: F401 (the grammar is one: its expressions are impor
     Axis,
     BlockNumber,
     Const,
+    Every,
     Fetch,
     Guard,
     Load,
@@ -142,6 +143,11 @@ class Barrier(Statement):
 
 #: Statements that have a value. ``isinstance`` takes the alias.
 Valued = Let | Assign | Store | Put
+
+
+def loaded(tile: Tile) -> Tile:
+    """Return what a tile is a part of, where it is."""
+    return tile.arg if isinstance(tile, Every) else tile
 
 
 class LoadLet(Let):

@@ -41,6 +41,7 @@ from ...ir.nest import (
     has_matrix_product,
     is_fetch,
     is_load,
+    loaded,
     mask_axes,
     statements,
     values,
@@ -202,6 +203,8 @@ class _KernelPrinter:
             text.constants.append(("ON_GPU", f'{names[0]}.device.type != "cpu"'))
         if self.expr.helpers & exp2_emulation.HELPERS.keys():
             text.constants.append(("EXP_DEGREE", f"exp_degree({names[0]}, dtype)"))
+        if "bits_of" in self.expr.helpers:
+            text.constants.append(("PAIRS", f"converts_pairs({names[0]})"))
         if has_matrix_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
             if "rdot" in k.approximate:
@@ -251,6 +254,8 @@ class _KernelPrinter:
             return f"{axis.name}_first"
         if axis in self.counted:
             return axis.name
+        if axis.every > 1 and axis.whole:
+            return f"{axis.whole.name}_start // {axis.every}"
         return f"({axis.whole.name}_start + {axis.offset})" if axis.whole else f"{axis.name}_start"
 
     def tile(self, axis: Axis) -> str:
@@ -328,7 +333,7 @@ class _KernelPrinter:
 
     def _mask(self, axis: Axis, depth: int) -> None:
         if axis in self.masked:
-            inside, end = f"{axis.name} < ", self.size(axis.label)
+            inside, end = f"{axis.name} * {axis.every} < " if axis.every > 1 else f"{axis.name} < ", self.size(axis.label)
             inside += f"min({end}, (block_{axis.label} + 1) * {self.block(axis.label)})" if axis.padded else end
             self.line(depth, f"{axis.name}_ok = {inside}" if axis.padded else f"{axis.name}_ok = ({inside}) | {self.even_constant(axis)}")
 
@@ -436,7 +441,7 @@ class _KernelPrinter:
         for s in statements(self.kernel.body):
             for n in s.value.walk() if isinstance(s, Valued) else ():
                 if isinstance(n, TileDot):
-                    operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
+                    operands |= {side.name for side in map(loaded, (n.left, n.right)) if isinstance(side, Local)}
         kept = self.operands.held.keys() | self.operands.loose | self.algorithm.float8_buffers.keys()
         widened = (n for n, load in loads.items() if n not in operands or load.buffer not in kept)
         return frozenset(n for n in widened if not getattr(loads[n], "whole", False))
