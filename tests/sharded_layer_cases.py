@@ -55,8 +55,8 @@ def both(ours, theirs, tensors: list[torch.Tensor], cut: list[bool], dtype: torc
 def group_losses() -> None:
     """All options, with bias and LoRA and without, by the reference."""
     for ours, theirs in OPTIONS:
-        call = lambda h, w, b=None, p=None, q=None: ops.linear_cross_entropy(h, w, TARGET, b, lora=None if p is None else (p, q), group=dist.group.WORLD, **ours)  # noqa: B023
-        truth = lambda *t: whole_loss(*t, **theirs)  # noqa: B023
+        call = lambda h, w, b=None, p=None, q=None: ops.linear_cross_entropy(h, w, TARGET, b, lora=None if p is None else (p, q), group=dist.group.WORLD, **ours)  # noqa: B023, E731
+        truth = lambda *t: whole_loss(*t, **theirs)  # noqa: B023, E731
         both(call, truth, [HIDDEN, WEIGHT], [False, True])
         both(call, truth, [HIDDEN, WEIGHT, BIAS, INNER, OUTER], [False, True, True, False, True])
 
@@ -66,7 +66,7 @@ def group_kernels() -> None:
     import dtkernels
 
     ours, theirs = OPTIONS[-1]
-    call = lambda h, w, b, p, q: ops.linear_cross_entropy(h, w, TARGET, b, lora=(p, q), group=dist.group.WORLD, **ours)
+    call = lambda h, w, b, p, q: ops.linear_cross_entropy(h, w, TARGET, b, lora=(p, q), group=dist.group.WORLD, **ours)  # noqa: E731
     both(call, lambda *t: whole_loss(*t, **theirs), [HIDDEN, WEIGHT, BIAS, INNER, OUTER], [False, True, True, False, True], torch.float32, 1e-4)
     paths = dtkernels.paths().get("linear_logsumexp", {})
     assert paths.get("interpreter", 0) == (1 if len(mine(WEIGHT)) else 0), paths
@@ -79,7 +79,7 @@ def group_logprobs() -> None:
         logs = ((3 * torch.tanh(F.linear(h, w, b) / 3)) / 0.7).log_softmax(-1)
         return logs.gather(-1, TARGET.clamp(min=0)[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
 
-    call = lambda h, w, b: tuple(ops.linear_logprobs(h, w, TARGET.clamp(min=0), b, softcap=3.0, temperature=0.7, group=dist.group.WORLD))
+    call = lambda h, w, b: tuple(ops.linear_logprobs(h, w, TARGET.clamp(min=0), b, softcap=3.0, temperature=0.7, group=dist.group.WORLD))  # noqa: E731
     both(call, truth, [HIDDEN, WEIGHT, BIAS], [False, True, True])
     found = ops.linear_logprobs(HIDDEN[:2], mine(WEIGHT), torch.tensor([V, 3]), group=dist.group.WORLD).logprobs
     assert found.isneginf().tolist() == [True, False], found
@@ -93,7 +93,7 @@ def group_shift_and_ranges() -> None:
     found = ops.linear_cross_entropy(h, mine(WEIGHT), t, shift=True, group=dist.group.WORLD)
     close(found, F.cross_entropy((h @ WEIGHT.T)[:, :-1].reshape(-1, V), t[:, 1:].reshape(-1)))
     wrong = torch.tensor([3, V, 1])
-    call = lambda: ops.linear_cross_entropy(HIDDEN[:3], mine(WEIGHT), wrong, reduction="none", group=dist.group.WORLD)
+    call = lambda: ops.linear_cross_entropy(HIDDEN[:3], mine(WEIGHT), wrong, reduction="none", group=dist.group.WORLD)  # noqa: E731
     assert call().isinf().tolist() == [False, True, False]
     os.environ["DTKERNELS_CHECK"] = "1"
     refused(call, IndexError, f"target is {V} at [1]; allowed: 0 to {V - 1}")

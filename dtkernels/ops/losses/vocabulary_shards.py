@@ -52,7 +52,8 @@ class _Gathered(torch.autograd.Function):
 def _gather(x: torch.Tensor, group: Any) -> torch.Tensor:
     world = torch.distributed.get_world_size(group)
     found = x.new_empty(world * x.shape[0], *x.shape[1:])
-    torch.distributed.all_gather_into_tensor(found, x.contiguous(), group=group)
+    all_gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor  # its name before torch 2.13
+    all_gather(found, x.contiguous(), group=group)
     return found.unflatten(0, (world, x.shape[0]))
 
 
