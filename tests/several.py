@@ -10,9 +10,22 @@ TESTS = Path(__file__).parent
 GRACE = 20  #: seconds that a process has to notice that the other one failed, before it waits for it no longer
 
 
-def run_together(kind: str, names: list[str], folder: Path, seconds: int = 300, file: str = "distributed_cases.py", world: int = 2, interpret: bool = False) -> dict[str, str]:
-    """Run cases one after another in so many processes: name -> "" where it passed, else what the first process that failed said."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | ({"TRITON_INTERPRET": "1"} if interpret else {})
+def run_together(
+    kind: str,
+    names: list[str],
+    folder: Path,
+    seconds: int = 300,
+    file: str = "distributed_cases.py",
+    world: int = 2,
+    interpret: bool = False,
+    reference: bool = False,
+) -> dict[str, str]:
+    """Run cases one after another in so many processes: name -> "" where it passed, else what the first process that failed said.
+
+    ``interpret``: kernels run in Triton's interpreter. ``reference``: patched models compute by the reference.
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= ({"TRITON_INTERPRET": "1"} if interpret else {}) | ({"DTKERNELS_FALLBACK": "reference"} if reference else {})
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), str(TESTS), environment.get("PYTHONPATH", "")])
     command = [sys.executable, str(TESTS / file), kind]
     said, problems = [folder / f"said_{rank}" for rank in range(world)], [folder / f"problems_{rank}" for rank in range(world)]

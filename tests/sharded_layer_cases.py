@@ -150,7 +150,9 @@ def dtensor_losses() -> None:
             close(grad, right.grad)
 
 
-CASES = {f.__name__: f for f in (group_losses, group_kernels, group_logprobs, group_shift_and_ranges, group_refusals, dtensor_losses)}
+CASES = {f.__name__: f for f in (group_losses, group_kernels, group_logprobs, group_shift_and_ranges)}
+#: those without kernels, run by the processes of sharded_model_cases.py
+REFERENCE_CASES = {f.__name__: f for f in (group_losses, group_logprobs, group_shift_and_ranges, group_refusals, dtensor_losses)}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from dtkernels.integrations.huggingface.layers.last_layer import LazyLogits
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from sharded_layer_cases import REFERENCE_CASES
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -30,20 +31,30 @@ def made(**more):
     return model
 
 
-def step(model):
+def step(model, reads: bool = False):
+    """Return loss, logits, gradients and the sums of the logits, which are read before backward, if at all."""
     outputs = model(IDS, labels=LABELS, use_cache=False)
+    unmade = type(outputs.logits) is LazyLogits and outputs.logits.made is None
+    sums = outputs.logits.sum(-1).detach() if reads else None
     outputs.loss.backward()
-    return outputs, {n: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for n, p in model.named_parameters()}
+    grads = {n: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for n, p in model.named_parameters()}
+    return outputs.loss.detach(), grads, sums, unmade
 
 
-def agrees(model, whole, reads: bool = True) -> None:
-    """Hold the loss, the gradients and logits that are read against the whole model's; they were unmade before."""
-    (found, ours), (right, wanted) = step(model), step(whole)
-    assert type(found.logits) is LazyLogits and found.logits.made is None
-    for got, exact in [(found.loss.detach(), right.loss.detach()), *((ours[n], wanted[n]) for n in wanted)]:
+def close(found, right) -> None:
+    for got, exact in [(found[0], right[0]), *((found[1][n], right[1][n]) for n in right[1])]:
         torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-4)
-    if reads:
-        torch.testing.assert_close(found.logits.sum(-1), right.logits.sum(-1))
+
+
+def agrees(model, whole) -> None:
+    """Hold the loss and the gradients against the whole model's, with logits that stay unmade, and then with logits that are read."""
+    for reads in (False, True):
+        found, right = step(model, reads), step(whole, reads)
+        assert found[3]
+        close(found, right)
+        if reads:
+            torch.testing.assert_close(found[2], right[2])
+        model.zero_grad(), whole.zero_grad()
 
 
 def mesh():
@@ -60,7 +71,7 @@ def parallelized(first: str) -> None:
     if first == "shards":
         report = apply_to(model, ops=OP)
     agrees(model, whole)
-    assert report.calls == {OP[0]: 1} and not report.fallbacks and not report.skipped, str(report)
+    assert report.calls == {OP[0]: 2} and not report.fallbacks and not report.skipped, str(report)
     report.undo()
     assert type(model(IDS, labels=LABELS).logits) is torch.Tensor
 
@@ -91,7 +102,7 @@ def tensor_parallel_of_transformers() -> None:
     assert isinstance(model.lm_head.weight, DTensor)
     report = apply_to(model, ops=OP)
     agrees(model, whole)
-    assert report.calls == {OP[0]: 1} and not report.fallbacks, str(report)
+    assert report.calls == {OP[0]: 2} and not report.fallbacks, str(report)
     forward = model.lm_head.forward
     report.undo()
     assert model.lm_head.forward is not forward and type(model(IDS, labels=LABELS).logits) is torch.Tensor
@@ -114,9 +125,7 @@ def fsdp2() -> None:
         fully_shard(model, mesh=mesh())
         if first == "shards":
             report = apply_to(model, ops=OP)
-        for _ in range(2):
-            agrees(model, whole)
-            model.zero_grad(), whole.zero_grad()
+        agrees(model, whole)
         assert report.calls == {OP[0]: 2} and not report.fallbacks and not report.skipped, str(report)
 
 
@@ -129,10 +138,9 @@ def fsdp2_that_frees_the_weight() -> None:
         fully_shard(model.lm_head, mesh=mesh(), reshard_after_forward=True)
         fully_shard(model, mesh=mesh())
         report = report or apply_to(model, ops=OP)
-        (found, ours), (right, wanted) = step(model), step(whole)
-        assert type(found.logits) is torch.Tensor and "its weight is freed after its forward" in str(report), str(report)
-        for got, exact in [(found.loss.detach(), right.loss.detach()), *((ours[n], wanted[n]) for n in wanted)]:
-            torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-4)
+        found = step(model)
+        assert not found[3] and "its weight is freed after its forward" in str(report), str(report)
+        close(found, step(whole))
 
 
 CASES = {f.__name__: f for f in (tensor_parallel, tensor_parallel_that_is_skipped, tensor_parallel_of_transformers, fsdp2, fsdp2_that_frees_the_weight)}
@@ -141,4 +149,4 @@ CASES = {f.__name__: f for f in (tensor_parallel, tensor_parallel_that_is_skippe
 if __name__ == "__main__":
     from several import run_cases
 
-    run_cases(CASES, *sys.argv[1:])
+    run_cases({**CASES, **REFERENCE_CASES}, *sys.argv[1:])

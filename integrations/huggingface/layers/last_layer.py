@@ -226,7 +226,7 @@ _OF_THE_SHAPE = frozenset(
     [getattr(torch.Tensor, name).__get__ for name in "shape dtype device ndim is_cuda is_meta is_cpu layout is_nested is_sparse is_quantized".split()]
     + [getattr(torch.Tensor, name) for name in "dim size numel is_floating_point is_complex is_inference ndimension element_size __len__ __hash__".split()]
 )
-_FIXED = {getattr(torch.Tensor, name).__get__: value for name, value in (("requires_grad", True), ("is_leaf", False))}
+_FIXED = {getattr(torch.Tensor, name).__get__: value for name, value in (("requires_grad", True), ("is_leaf", False), ("_base", None))}
 _KINDS: dict[Callable, str] = {
     **dict.fromkeys([torch.tanh, torch.Tensor.tanh], "tanh"),
     **dict.fromkeys([torch.div, torch.true_divide, torch.Tensor.div, torch.Tensor.__truediv__, torch.Tensor.true_divide], "/"),
