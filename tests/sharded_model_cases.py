@@ -10,10 +10,10 @@ import torch.distributed as dist
 import transformers
 from dtkernels.integrations.huggingface import apply_to
 from dtkernels.integrations.huggingface.layers.last_layer import LazyLogits
+from sharded_layer_cases import REFERENCE_CASES
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from sharded_layer_cases import REFERENCE_CASES
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}

@@ -11,6 +11,7 @@ from dtkernels.autoschedule.fit_resources import element_bytes, first_too_large
 from dtkernels.autoschedule.problem import SchedulingProblem
 from dtkernels.autoschedule.rules import registry
 from dtkernels.autoschedule.rules.chain_candidates import chain_candidates
+from dtkernels.autoschedule.rules.gemm_row_reduction import gemm_row_reduction_tiles
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse

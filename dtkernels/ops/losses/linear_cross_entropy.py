@@ -64,9 +64,7 @@ def linear_cross_entropy(
     check_reduction(name, reduction)
     check_range(name, "label_smoothing", label_smoothing, 0, 1)
     if shift:
-        if target.dim() < 1:
-            raise ValueError(f"{name}: shift is for sequences; got a target of shape {tuple(target.shape)}")
-        target = torch.cat((target[..., 1:], torch.full_like(target[..., :1], ignore_index)), -1)
+        target = _shifted(target, ignore_index)
     check_targets(name, target, all_classes(shard, weight), ignore_index)
     if shard is not None:
         rows = _sharded_rows(shard, target, ignore_index, label_smoothing, softcap, z_loss)
@@ -74,10 +72,14 @@ def linear_cross_entropy(
         given |= {"smoothed": True, "smoothing": float(label_smoothing)} if label_smoothing else {}
         given |= {"squared": True, "penalty": float(z_loss)} if z_loss else {}
         rows = linear_cross_entropy.operator()(H=hidden.reshape(-1, hidden.shape[-1]), W=weight, t=target.reshape(-1), ignored=ignore_index, **given)
-    rows = rows.reshape(target.shape)
-    if reduction != "none":
-        rows = rows.sum() if reduction == "sum" else rows.sum() / (target != ignore_index).sum()
-    return rows if shard is None else shard.result(rows)
+    result = rows.reshape(target.shape) if reduction == "none" else rows.sum() if reduction == "sum" else rows.sum() / (target != ignore_index).sum()
+    return result if shard is None else shard.result(result)
+
+
+def _shifted(target: torch.Tensor, ignored: int) -> torch.Tensor:
+    if target.dim() < 1:
+        raise ValueError(f"linear_cross_entropy: shift is for sequences; got a target of shape {tuple(target.shape)}")
+    return torch.cat((target[..., 1:], torch.full_like(target[..., :1], ignored)), -1)
 
 
 def _sharded_rows(shard: VocabularyShard, target: torch.Tensor, ignored: int, smoothing: float, softcap: float | None, penalty: float) -> torch.Tensor:

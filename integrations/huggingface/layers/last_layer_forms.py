@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -107,7 +107,7 @@ def parts_of(module: nn.Module, input: torch.Tensor, original: Callable | None) 
         return SHARDED
     if _fsdp(module) and not _keeps_weight(module):
         return FREED
-    return _differing(module.weight, input) or Parts(*_cast(input, module.weight, module.bias))
+    return _differing(module.weight, input) or _plain_parts(input, module.weight, module.bias)
 
 
 def _differing(weight: torch.Tensor, input: torch.Tensor) -> str | None:
@@ -116,13 +116,13 @@ def _differing(weight: torch.Tensor, input: torch.Tensor) -> str | None:
     return "a single vector" if input.dim() < 2 else None
 
 
-def _cast(*tensors: Any) -> tuple:
-    """Return tensors as autocast would have them."""
-    device = tensors[0].device.type
+def _plain_parts(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Parts:
+    """Return the parts of a plain product, in the dtype of autocast."""
+    device = hidden.device.type
     if not in_autocast(device):
-        return tensors
+        return Parts(hidden, weight, bias)
     dtype = torch.get_autocast_dtype(device)
-    return tuple(None if t is None else t.to(dtype) for t in tensors)
+    return Parts(hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
 def _of_shards(module: nn.Linear, input: torch.Tensor, original: Callable | None) -> Parts | str:
@@ -136,10 +136,10 @@ def _of_shards(module: nn.Linear, input: torch.Tensor, original: Callable | None
         hooks = list(module._forward_hooks.values())
         if len(hooks) != 1 or not _gathers_local(_nonlocal(hooks[0], "output_fn")) or original is not None:
             return "its hooks do not gather the logits"
-        return Parts(*_cast(input, weight, module.bias), layout="cut")
+        return replace(_plain_parts(input, weight, module.bias), layout="cut")
     if original is None or not _gathers(_nonlocal(original, "self")):
         return SHARDED
-    return Parts(*_cast(input, weight, module.bias), forward=original)
+    return replace(_plain_parts(input, weight, module.bias), forward=original)
 
 
 def _of_lora(module: Any, input: torch.Tensor) -> Parts | str:
@@ -152,13 +152,12 @@ def _of_lora(module: Any, input: torch.Tensor) -> Parts | str:
     reason = unsupported(input) or _differing(base.weight, input) or why_not_added(module, names)
     if reason is not None:
         return reason
-    hidden, weight, bias = _cast(input, base.weight, base.bias)
-    adapters = []
+    parts, adapters = _plain_parts(input, base.weight, base.bias), []
     for name in names:
         inner, outer = module.lora_A[name].weight, module.lora_B[name].weight
         dropped = module.lora_dropout[name](input if in_autocast(input.device.type) else input.to(inner.dtype))
         adapters.append(Adapter(F.linear(dropped, inner), outer, float(module.scaling[name])))
-    return Parts(hidden, weight, bias, adapters=tuple(adapters))
+    return replace(parts, adapters=tuple(adapters))
 
 
 def learns(module: nn.Module, input: torch.Tensor) -> bool:
@@ -211,7 +210,8 @@ def _gathers(style: Any) -> bool:
 
 def _gathers_local(output: Any) -> bool:
     """Return whether the output function of torch's ColwiseParallel gathers the logits as a plain tensor."""
-    function, args = getattr(output, "func", None), getattr(output, "args", ())
+    function: Any = getattr(output, "func", None)
+    args: tuple = getattr(output, "args", ())
     if getattr(function, "__qualname__", "") != "ColwiseParallel._prepare_output_fn" or len(args) != 2:
         return False
     return [type(layout).__name__ for layout in args[0]] == ["Replicate"] and args[1] is True
