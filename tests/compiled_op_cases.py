@@ -91,6 +91,8 @@ CASES = {
     "linear_cross_entropy shift": _case(ops.linear_cross_entropy, ("float", 2, "n", 6), _WEIGHT, (11, 2, "n"), shift=True, reduction="none"),
     "linear_jsd": _case(ops.linear_jsd, _HIDDEN, _WEIGHT, ("float", "n", 5), ("float", 11, 5)),
     "linear_kl": _case(ops.linear_kl, _HIDDEN, _WEIGHT, ("float", "n", 5), ("float", 11, 5)),
+    "linear_cross_entropy lora": _case(lambda h, w, t, p, q: ops.linear_cross_entropy(h, w, t, lora=(p, q)), _HIDDEN, _WEIGHT, _TARGET, ("float", "n", 2), ("float", 11, 2)),
+    "linear_logsumexp": _case(ops.linear_logsumexp, _HIDDEN, _WEIGHT, _TARGET, label_smoothing=0.1),
     "linear_logprobs": _case(ops.linear_logprobs, _HIDDEN, _WEIGHT, _TARGET, temperature=0.7),
     "logprobs": _case(ops.logprobs, ("float", "n", 11), _TARGET),
     "lora": _case(ops.lora, _X, ("float", "n", 6), ("float", 3, 6), ("float", 8, 3), scale=0.5),
