@@ -12,7 +12,8 @@ from ..attention_arguments import EXACT, FORM_ARGUMENTS, AttentionArgs, check_ki
 from ..op_decorator import operator_called
 from ..registry import Interface, interfaces
 from . import visible_keys
-from .checks import check_cache, check_packed, check_pages, check_segments, only_for
+from .append import append
+from .checks import CACHE, check_cache, check_packed, check_pages, check_segments, only_for, only_with_cache
 from .specs import FORMS
 
 
@@ -29,6 +30,8 @@ class FormArgs(TypedDict, total=False):
     return_lse: bool
     dropout_p: float
     seed: int | torch.Tensor | None
+    new_k: torch.Tensor | None
+    new_v: torch.Tensor | None
 
 
 _NAMES = {"Q": "q (B, H, M, D)", "K": "k (B, G, L, D)", "V": "v (B, G, L, N)", "sink": "sinks (H)", "cap": "softcap"}
@@ -63,6 +66,8 @@ def call(args: AttentionArgs, forms: Mapping[str, object]) -> torch.Tensor | tup
     given_forms = {**FORM_ARGUMENTS, **forms}
     name = name_of(given_forms)
     kind = name.removesuffix("_lse").removeprefix("attention").strip("_")
+    if kind in ("", "dropout"):
+        only_with_cache(given_forms)
     given = {"": lambda a, _: spec_arguments(a), "dropout": lambda a, _: spec_arguments(a), "varlen": _packed, "segments": _segmented, "paged": _paged, "lengths": _cached}[kind](args, given_forms)
     return operator_called(name)(**given, **_dropout(args, given_forms))
 
@@ -128,21 +133,22 @@ def _segmented(args: AttentionArgs, forms: dict) -> dict[str, object]:
 
 
 def _cached(args: AttentionArgs, forms: dict) -> dict[str, object]:
-    only_for("lengths", forms)
-    lengths = check_cache(args, forms, args.k, args.k.shape[-2] if args.k.dim() > 1 else 0)
+    only_for("lengths", forms, *CACHE)
+    keys = args.k.shape[-2] if args.k.dim() > 1 else 0
+    lengths = append(args, forms, args.k, args.v, check_cache(args, forms, keys), keys)
     given = _scores(args, args.q, args.k, args.v)
     ranges = visible_keys.of_lengths(lengths, args.q.shape[-2], args.k.shape[-2], _window(args))
     return _ranged(given, ranges, args.q, args.k, args.v)
 
 
 def _paged(args: AttentionArgs, forms: dict) -> dict[str, object]:
-    only_for("block_table", forms, "lengths", "kv_layout")
+    only_for("block_table", forms, "lengths", "kv_layout", *CACHE)
     table = forms["block_table"]
     k, v = check_pages(args, forms)
     slots, keys = k.shape[2], k.shape[2] * table.shape[1]
     if _differentiated(args.q, k, v):
         raise NotImplementedError("attention: block_table has no gradient; allowed: torch.no_grad(), or k and v without pages")
-    lengths = check_cache(args, forms, k, keys)
+    lengths = append(args, forms, k, v, check_cache(args, forms, keys), keys)
     if checking():
         table = table.masked_fill(torch.arange(table.shape[1], device=table.device) * slots >= lengths.long()[:, None], 0)  # they are not read
     given = _scores(args._replace(mask=None, bias=None), args.q, k[:1, :, :1].expand(args.q.shape[0], -1, -1, -1), v[:1, :, :1].expand(args.q.shape[0], -1, -1, -1))

@@ -72,9 +72,9 @@ class KernelText:
 
 def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
     """Return a name for each dimension of an input or Func: its label, or its place where that does not tell them apart."""
-    if tensor in algorithm:
+    if tensor in algorithm and tensor not in algorithm.written:
         return algorithm[tensor].labels
-    index = next(a.index for d in algorithm.definitions for a in accesses(d.expr) if a.tensor == tensor)
+    index = algorithm[tensor].expr.place.index if tensor in algorithm else next(a.index for d in algorithm.definitions for a in accesses(d.expr) if a.tensor == tensor)
     inside = [
         i for i in index if not isinstance(i, Label) and any(accesses(i))
     ]  # named after what they are elements of, they would mislead
@@ -225,6 +225,8 @@ class _KernelPrinter:
 
     def _length(self, buffer: str, dim: int) -> str:
         """Return the extent of a dimension in the wrapper; rows that ``align`` pads are longer in memory."""
+        if buffer in self.algorithm.written:
+            return f"{buffer}_out.shape[{dim}]"
         return f"size_{self.algorithm[buffer].labels[dim]}" if buffer in self.algorithm else f"{buffer}.shape[{dim}]"
 
     def dimensions(self, buffer: str) -> tuple[str, ...]:
