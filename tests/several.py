@@ -1,4 +1,4 @@
-"""Runs cases of distributed_cases.py in two processes."""
+"""Runs cases of distributed_cases.py, or of another script like it, in two or more processes."""
 
 import os
 import subprocess
@@ -10,14 +10,17 @@ TESTS = Path(__file__).parent
 GRACE = 20  #: seconds that a process has to notice that the other one failed, before it waits for it no longer
 
 
-def run_together(kind: str, names: list[str], folder: Path, seconds: int = 300) -> dict[str, str]:
-    """Run cases one after another in two processes: name -> "" where it passed, else what the first process that failed said."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+def run_together(
+    kind: str, names: list[str], folder: Path, seconds: int = 300, script: str = "distributed_cases.py", processes: int = 2, interpreted: bool = False
+) -> dict[str, str]:
+    """Run cases one after another in several processes: name -> "" where it passed, else what the first process that failed said."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | ({"TRITON_INTERPRET": "1"} if interpreted else {})
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), str(TESTS), environment.get("PYTHONPATH", "")])
-    command = [sys.executable, str(TESTS / "distributed_cases.py"), kind]
-    said, problems = [folder / f"said_{rank}" for rank in range(2)], [folder / f"problems_{rank}" for rank in range(2)]
+    environment["PROCESSES"] = str(processes)
+    command = [sys.executable, str(TESTS / script), kind]
+    said, problems = [folder / f"said_{rank}" for rank in range(processes)], [folder / f"problems_{rank}" for rank in range(processes)]
     running = []
-    for rank in range(2):
+    for rank in range(processes):
         with said[rank].open("w") as out, problems[rank].open("w") as err:
             running.append(subprocess.Popen([*command, str(rank), str(folder / "store"), *names], env=environment, stdout=out, stderr=err))
     failed = _first_failure(running, seconds)

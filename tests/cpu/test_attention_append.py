@@ -4,13 +4,9 @@
 import bounds  # noqa: F401 (an access outside the tensors raises)
 import pytest
 import torch
-from attention_forms_truth import leaves, same, truth, visible
+from attention_forms_truth import leaves, same, seen_by, truth
 
 from dtkernels import ops
-
-
-def seen_by(lengths, queries, keys, **reach):
-    return torch.stack([visible(torch.arange(queries) + n - queries, torch.arange(keys), **reach) & (torch.arange(keys) < n) for n in lengths])[:, None]
 
 
 def contiguous(lengths, queries, new, heads=(6, 2), width=(16, 16), room=40, dtype=torch.float32, atol=5e-6, **reach):

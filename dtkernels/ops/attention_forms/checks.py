@@ -9,7 +9,7 @@ from ..attention_arguments import FORM_ARGUMENTS, AttentionArgs
 from ..op_decorator import only_tensors
 
 ANY_FORM = ("return_lse", "dropout_p", "seed")  #: arguments that go with every form
-CACHE = ("new_k", "new_v")  #: those that go with a cache, in pages or not
+CACHE = ("new_k", "new_v", "k_scale", "v_scale")  #: those that go with a cache, in pages or not
 SLOTS = 256  #: in a page, at most
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
