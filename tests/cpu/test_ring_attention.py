@@ -7,7 +7,6 @@ from several import run_together
 
 from dtkernels import ops
 
-
 IN_THREE = ("zigzag_causal", "plain_causal")
 
 

@@ -113,7 +113,7 @@ def algorithm(name: str, layout: Layout, lse: bool) -> str:
         kept = f"where(dropped, where(random(seed, {row}, l) < drop, 0, {weight}), {weight})"
         scaled = " * where(dropped, 1 / (1 - drop), 1)"
     value, key_scale, value_scale = _of_cache(layout)
-    kept += " * where(v_by_token, where(not valid or l < length[b], cast(v_token[{}], fp32), 0), 1)".format(layout.token) if "v_by_token" in has else ""
+    kept += f" * where(v_by_token, where(not valid or l < length[b], cast(v_token[{layout.token}], fp32), 0), 1)" if "v_by_token" in has else ""
     inputs = ", ".join(_INPUTS[p] for p in has if p in _INPUTS)
     scalars = ", ".join(_SCALARS[p] for p in has if p in _SCALARS)
     defaults = {"group": "1", "page": "16"}
