@@ -91,8 +91,9 @@ def _shares_elementwise_inputs(shape: SchedulingProblem, output: str, root: str)
 def _written_at_one_place(shape: SchedulingProblem, output: str, root: str) -> bool:
     """Return whether both are stored in inputs at the same index, by data: its elements are read once, and one launch does both."""
     one, other = (shape.algorithm[f].expr for f in (output, root))
-    both = isinstance(one, ex.Write) and isinstance(other, ex.Write)
-    return both and (one.place.index, one.condition) == (other.place.index, other.condition)  # type: ignore[union-attr]
+    if not isinstance(one, ex.Write) or not isinstance(other, ex.Write):
+        return False
+    return (one.place.index, one.condition) == (other.place.index, other.condition)
 
 
 def _fits_column_reduction_pass(shape: SchedulingProblem, output: str, root: str) -> bool:

@@ -1,5 +1,10 @@
 """Programs that store values in elements of an input that data picks, ``f[x, y] = write(e, K[t[x], y]);``, against torch's index_put."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import bounds  # noqa: F401 (an access outside the tensors raises)
 import pytest
 import torch
@@ -107,6 +112,28 @@ def test_an_op_returns_what_it_changed(op, interpreted, monkeypatch):
     assert op(values, target, place) is target and torch.equal(target, wanted)
     assert dtkernels.paths()["write_rows"]["reference"] - before == (not interpreted)
     assert op(torch.empty(0, 37), target, place[:0]) is target and torch.equal(target, wanted)
+
+
+ON_A_GPU = """
+import stand_in_driver, torch, dtkernels
+stand_in_driver.use()
+op = dtkernels.register({path!r})
+values, place = torch.randn(4, 64), torch.arange(4)
+for target in (torch.zeros(9, 64), torch.zeros(9, 64), torch.zeros(9, 128)[:, ::2]):
+    for _ in range(2):
+        assert op(values, target, place) is target
+bound = [route.launch.results for v in op._variants.values() for route in v.dispatch._routes.values()]
+print(bound, len(op._call_cache.known), dtkernels.paths()["write_rows"]["gpu"])
+"""
+
+
+def test_bound_kernels_return_the_argument_that_they_change(op, tmp_path):
+    """By a driver whose launches do nothing: what is tested is what a repeated call passes and returns."""
+    tests = Path(__file__).parents[1]
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])}
+    text = ON_A_GPU.format(path=str(tmp_path / "write_rows.yaml"))
+    done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "[(-2,), (-2,)] 2 6", done.stderr[-2000:]
 
 
 def test_torch_compile_sees_the_change(op):

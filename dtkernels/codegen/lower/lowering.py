@@ -182,9 +182,10 @@ class _Lowering:
     def _store(self, definition: Definition, env: dict[str, Tile], value: Tile, scope: Scope) -> None:
         index = tuple(env[label] for label in definition.labels)
         axes = tuple(a for i in index if (a := axis_of(i)) is not None and not a.scalar)
-        written = isinstance(definition.expr, ex.Write)
-        index = self._written_index(definition.expr, env, scope) if written else index
-        scope.body.append(Store(definition.name, index, value, axes, str(definition), "elements" if written else ""))
+        onto = ""
+        if isinstance(definition.expr, ex.Write):
+            index, onto = self._written_index(definition.expr, env, scope), "elements"
+        scope.body.append(Store(definition.name, index, value, axes, str(definition), onto))
         self.stored.append(definition.name)
 
     def _written_index(self, write: ex.Write, env: dict[str, Tile], scope: Scope) -> tuple[Tile, ...]:

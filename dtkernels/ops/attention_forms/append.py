@@ -119,7 +119,7 @@ def append(args: AttentionArgs, forms: dict, k: torch.Tensor, v: torch.Tensor, l
         given |= {"table": table, "page": k.shape[2]}
     operator_called(name_of(table is not None, new_k.shape[3] == new_v.shape[3], scales[0].kind == "token"))(**given)
     if not compiling():  # autograd shall know that what it may have saved has changed
-        for t in (args.k, args.v, *(s.value for s in scales if s.kind == "token")):
+        for t in (args.k, args.v, *(s.value for s in scales if isinstance(s.value, torch.Tensor) and s.kind == "token")):
             torch.autograd.graph.increment_version(t)
     return lengths + new_k.shape[2]
 

@@ -148,7 +148,7 @@ def _block_gradients(ring: _Ring, given: Sequence[torch.Tensor], causal: bool, d
     ``shift`` is the gradient of the logsumexp less the sum of d_result * result.
     """
     with torch.enable_grad():
-        part, part_lse = _block(ring, *given, causal=causal)
+        part, part_lse = _block(ring, given[0], given[1], given[2], causal)
     weight = torch.where(part_lse == -torch.inf, 0.0, torch.exp(part_lse.detach() - lse))
     d_part = weight[..., None] * d_result.to(weight.dtype)
     d_part_lse = weight * shift + (d_part * part.detach().to(weight.dtype)).sum(-1)

@@ -181,7 +181,7 @@ class Variant:
             try:
                 results = tuple(self.dispatch(tensors, scalars))
                 count(op, path)
-                return results
+                return self._with_arguments(results, tensors) if self.signature.written else results
             except NoCompiler as error:
                 gpu = next(iter(tensors.values())).get_device()
                 unable(gpu, f"no kernel can be compiled: {error}")
@@ -192,6 +192,11 @@ class Variant:
         written = self.algorithm.written
         results = evaluate(self.algorithm, tensors, scalars, self.outputs)
         return tuple(r if o in written else _as_kernel_result(r, tensors) for o, r in zip(self.outputs, results))
+
+    def _with_arguments(self, results: tuple[torch.Tensor, ...], tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return the results, with the call's own tensors in place of others for the same memory."""
+        written = self.algorithm.written
+        return tuple(tensors[written[o]] if o in written else r for o, r in zip(self.outputs, results))
 
     def _check_indices(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> None:
         """Raise IndexError, one line, for a used element out of range."""
