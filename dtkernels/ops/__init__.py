@@ -15,6 +15,7 @@ from .merge_attention import merge_attention
 from .mmsigmoid import mmsigmoid
 from .registry import register, registered, registered_names
 from .relu import relu
+from .ring_attention import ring_attention, ring_positions
 from .rmsnorm import rmsnorm
 from .rope import rope
 from .softmax import softmax
@@ -31,7 +32,7 @@ _FAMILIES = {
     "residuals": ["attention_residual", "mix_streams", "multi_token_attention"],
 }
 _FOLDER = {name: folder for folder, names in _FAMILIES.items() for name in names}
-__all__ = [*_OPS, *_FOLDER, "merge_attention", "register"]
+__all__ = [*_OPS, *_FOLDER, "merge_attention", "register", "ring_attention", "ring_positions"]
 
 
 def __getattr__(name: str):

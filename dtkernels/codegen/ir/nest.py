@@ -112,7 +112,7 @@ class Store(Statement):
     """Write a tile. ``onto``: what the buffer holds before, where that counts.
 
     A "sum" is added to, by several programs. To an "ordered sum" one program adds, in the order of its statements. Of "zeros" each
-    element is written once, and 0 need not be.
+    element is written once, and 0 need not be. Of other "elements" those outside the index stay, as of an input that is written.
     """
 
     buffer: str
@@ -311,7 +311,7 @@ def nest_text(kernel: Kernel) -> str:
     return "\n".join(lines)
 
 
-_SIGNS = {"": ":=", "zeros": ":=", "sum": "+=", "ordered sum": "+="}
+_SIGNS = {"": ":=", "zeros": ":=", "elements": ":=", "sum": "+=", "ordered sum": "+="}
 
 
 def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ....lang.algorithm import Algorithm
-from ....lang.expr import Label, accesses
+from ....lang.expr import Label, Write, accesses
 from ...analysis.product_types import Operands
 from ...ir import nest
 from ...ir.layout import as_no_matrix_product
@@ -73,9 +73,10 @@ class KernelText:
 
 def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
     """Return a name for each dimension of an input or Func: its label, or its place where that does not tell them apart."""
-    if tensor in algorithm:
+    if tensor in algorithm and tensor not in algorithm.written:
         return algorithm[tensor].labels
-    index = next(a.index for d in algorithm.definitions for a in accesses(d.expr) if a.tensor == tensor)
+    written = algorithm[tensor].expr if tensor in algorithm else None
+    index = written.place.index if isinstance(written, Write) else next(a.index for d in algorithm.definitions for a in accesses(d.expr) if a.tensor == tensor)
     inside = [
         i for i in index if not isinstance(i, Label) and any(accesses(i))
     ]  # named after what they are elements of, they would mislead
@@ -228,6 +229,8 @@ class _KernelPrinter:
 
     def _length(self, buffer: str, dim: int) -> str:
         """Return the extent of a dimension in the wrapper; rows that ``align`` pads are longer in memory."""
+        if buffer in self.algorithm.written:
+            return f"{buffer}_out.shape[{dim}]"
         return f"size_{self.algorithm[buffer].labels[dim]}" if buffer in self.algorithm else f"{buffer}.shape[{dim}]"
 
     def dimensions(self, buffer: str) -> tuple[str, ...]:
