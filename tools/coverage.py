@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import json
 import signal
 import sys
@@ -97,18 +98,34 @@ def _part(model, report, part: str) -> dict:
     rows = [row for row in report.rows if row.op in PARTS[part]]
     patched = [row for row in rows if row.state == "would patch"]
     why = Counter(row.reason for row in rows if row.state == "skipped")
-    if part == "norms":
+    if part in _SEEMS:
         known = {row.module for row in rows}
-        why.update(f"{type(m).__name__} computes something else" for n, m in model.named_modules() if n not in known and type(m).__name__.endswith("Norm"))
+        why.update(_SEEMS[part](m) for n, m in model.named_modules() if n not in known)
+        del why[""]
     if not rows and not why:
         return {"patched": 0, "of": 0, "why": {_NONE[part]: 1} if part in _NONE else {}}
     return {"patched": len(patched), "of": len(patched) + why.total(), "why": dict(why)}
 
 
+def _seems_norm(module) -> str:
+    """Return what is said of a module that is named like a norm and not found to be one; else nothing."""
+    name = type(module).__name__
+    return f"{name} computes something else" if name.endswith(("Norm", "NormGated")) else ""
+
+
+def _seems_rope(module) -> str:
+    """Return what is said of a module whose forward calls a function named like rotary embeddings; else nothing."""
+    forward = inspect.unwrap(type(module).forward)
+    names = forward.__code__.co_names if inspect.isfunction(forward) else ()
+    called = [name for name in names if inspect.isfunction(forward.__globals__.get(name)) and ("rotary" in name or "rope" in name)]
+    return f"{type(module).__name__} calls {called[0]}, which computes something else" if called else ""
+
+
+_SEEMS = {"norms": _seems_norm, "rope": _seems_rope}
 _NONE = {
     "attention": "no attention that transformers' interface reaches",
     "gated MLP": "no module computes down(act(gate(x)) * up(x)) between linear layers",
-    "rope": "no attention module calls a function of q, k, cos and sin",
+    "rope": "no module calls a rotary function",
     "loss": "its loss_function is not the cross entropy of the next token",
 }
 
