@@ -27,6 +27,7 @@ PARTS = {
     "attention": ("attention",),
     "norms": ("rmsnorm", "layernorm"),
     "gated MLP": ("swiglu", "geglu"),
+    "relu^2": ("relu_squared",),
     "rope": ("rope",),
     "loss": ("cross_entropy",),
     "experts": ("experts",),
