@@ -4,7 +4,7 @@ from ..op_decorator import op
 from .layout import in_layout
 
 
-@op(X="x (B, H, S, 1, D)", cos="cos (B, S, R)", sin="sin (B, S, R)", turned="R")
+@op(X="x (B, H, S, 1, D)", cos="cos (B, S, R)", sin="sin (B, S, R)")
 def rotary(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False, paired: bool = False, heads: int = 1
 ) -> torch.Tensor:
@@ -25,5 +25,5 @@ def rotary(
     turned = cos.shape[-1] * (2 if paired else 1)
     if turned % 2 or turned > x.shape[-1]:
         raise ValueError(f"rotary: R is even and at most D; got R {turned} and D {x.shape[-1]}")
-    found = rotary.operator()(X=laid, cos=cos, sin=sin, turned=turned, interleaved=bool(interleaved), paired=bool(paired))
+    found = rotary.operator()(X=laid, cos=cos, sin=sin, interleaved=bool(interleaved), paired=bool(paired))
     return found.reshape(x.shape)
