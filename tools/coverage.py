@@ -62,24 +62,24 @@ def cover(kind: str, name: str) -> dict:
 
 
 def _made(kind: str, name: str):
-    """Return a model of the type without data."""
+    """Return a model of the type without data. Some classes take the part of the config that describes the text."""
     import torch
     import transformers
 
     cls = getattr(transformers, name)
-    made = None
-    for layers in (2, None):
+    first = None
+    for layers, text in ((2, False), (2, True), (None, False)):
         config = transformers.AutoConfig.for_model(kind)
         try:
+            config = config.get_text_config() if text else config
             if layers is not None:
                 _shorten(config, layers)
             with torch.device("meta"):
-                made = cls(config)
-            break
-        except Exception:
-            if layers is None:
-                raise
-    return made
+                return cls(config)
+        except Exception as error:
+            first = first or error
+    assert first is not None
+    raise first
 
 
 def _shorten(config, layers: int) -> None:
@@ -89,9 +89,13 @@ def _shorten(config, layers: int) -> None:
                 setattr(part, attribute, min(layers, getattr(part, attribute)))
         if type(getattr(part, "first_k_dense_replace", None)) is int:  # mixtures come after the first layers
             part.first_k_dense_replace = min(layers - 1, part.first_k_dense_replace)
-        for attribute, held in list(vars(part).items()):
-            if "layer" in attribute and isinstance(held, list) and len(held) > layers:
-                setattr(part, attribute, held[:layers])
+        if getattr(part, "num_key_value_heads", 0) is None:
+            part.num_key_value_heads = part.num_attention_heads
+        lists = {attribute: held for attribute, held in vars(part).items() if "layer" in attribute and isinstance(held, list) and len(held) > layers}
+        kinds = lists.get("layer_types", [])
+        chosen = sorted(sorted(range(len(kinds)), key=lambda i: (kinds.index(kinds[i]) != i, i))[:layers]) or range(layers)  # of different kinds, if there are any
+        for attribute, held in lists.items():
+            setattr(part, attribute, [held[i] for i in chosen] if len(held) == len(kinds) else held[:layers])
 
 
 def _part(model, report, part: str) -> dict:
