@@ -1,6 +1,6 @@
 """Show what `apply_to` would patch in each model type of the installed transformers, and why it leaves the rest alone.
 
-    python tools/coverage.py                          every type with a causal LM, masked LM or sequence-to-sequence class
+    python tools/coverage.py                          every type with a causal, masked, sequence-to-sequence or image-text-to-text LM
     python tools/coverage.py --types llama,t5         some types
     python tools/coverage.py --json coverage.json     the same as JSON, with every reason
 
@@ -32,7 +32,12 @@ PARTS = {
     "loss": ("cross_entropy",),
     "experts": ("experts",),
 }
-MAPPINGS = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES")
+MAPPINGS = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+)
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
 SECONDS = 120  #: for one type
 
@@ -43,7 +48,7 @@ def types() -> dict[str, str]:
 
     found: dict[str, str] = {}
     for mapping in MAPPINGS:
-        for kind, name in getattr(modeling_auto, mapping).items():
+        for kind, name in getattr(modeling_auto, mapping, {}).items():
             found.setdefault(kind, name if isinstance(name, str) else name[0])
     return dict(sorted(found.items()))
 

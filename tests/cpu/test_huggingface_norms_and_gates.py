@@ -334,13 +334,6 @@ def test_an_activation_that_was_replaced_later_is_the_one_that_runs():
         torch.testing.assert_close(ours, model(**batch(model)).logits)
 
 
-def test_other_rotary_functions_are_left_alone():
-    model = of("Glm", **GROUPED)  # neighbours are turned against each other, not halves
-    expected = model(**batch(model)).logits
-    assert not apply_to(model, ops="rope").rows
-    torch.testing.assert_close(model(**batch(model)).logits, expected)
-
-
 def test_norms_and_relu_leave_the_dimensions_in_memory_as_torch_leaves_them():
     """Models turn a result back and call `view`, and dropout draws its numbers in the order of the memory."""
     x = torch.randn(2, 3, 4, 8)
