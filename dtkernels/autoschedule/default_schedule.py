@@ -26,10 +26,17 @@ from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig, joined
 from .cost.predicted_time import predicted_time
 from .fit_resources import fit_resources
-from .memory_limit import memory_limit, pieces_within_limit
+from .memory_limit import limit_beside, pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
-from .rules.gemm_row_reduction import recomputes_product_rows, reduces_beyond_tiles, reduces_products, sweep_underfills_gpu, swept
+from .rules.gemm_row_reduction import (
+    feeds_row_reduction,
+    recomputes_product_rows,
+    reduces_beyond_tiles,
+    reduces_products,
+    sweep_underfills_gpu,
+    swept,
+)
 from .rules.product_sides import NARROW
 from .rules.reduction import ROW_LIMIT, WHOLE_COLUMN
 from .rules.registry import kernel_config
@@ -189,10 +196,11 @@ class _Fusion:
         return [(g, way) for time, _, g, way in sorted(found, key=lambda f: f[:2]) if time < most]
 
     def keeps(self, way: Way, long: bool = True) -> int:
-        """Return the bytes of Funcs that are written for other kernels, in float32; without ``long``, of products of long sums only those beyond the memory limit."""
+        """Return the bytes of Funcs that are written for other kernels, in float32; without ``long``, of products of long sums only those beyond the memory limit that no pieces bring within it."""
         written = [root for root in way[1] if root not in self.outputs]
-        products = [root for root in written if not long and self.shape.dots(root) and self.shape.longest_sum(root) >= STORED]
-        within = not memory_limit() or sum(4 * self.shape.elements(root) for root in products) <= memory_limit()
+        products = [root for root in written if not long and any(self.shape.longest_sum(m) >= STORED for m in self._members(root, way[0]) if self.shape.dots(m))]
+        limit = limit_beside(self.shape, products)
+        within = not limit or sum(4 * self.shape.elements(root) for root in products) <= limit or not long and next(self._pieces(way), None) is not None
         return sum(4 * self.shape.elements(root) for root in written if not (within and root in products))
 
     def scheduled(self, fused: tuple[Primitive, ...], kernels: dict[str, KernelConfig], itemsize: int | InputTypes) -> Schedule | None:
@@ -240,6 +248,8 @@ class _Fusion:
         yield self._fused(streaming=True, within=True)
         yield self._fused(streaming=True)
         yield self._fused(streaming=False)
+        if any(feeds_row_reduction(self.shape, f) for f in self.algorithm.funcs if f not in self.outputs):
+            yield self._fused(streaming=True, within=True, stored=True)
         yield ()
 
     def tiles(self, root: str, fused: tuple[Primitive, ...]) -> KernelConfig:
@@ -308,13 +318,15 @@ class _Fusion:
         return False
 
     def _fused(
-        self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False, apart: bool = False, beside: bool = False
+        self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False, apart: bool = False, beside: bool = False,
+        stored: bool = False,
     ) -> tuple[Primitive, ...]:
         """``beside``: outputs that are products of which other outputs are made in any way are computed where those are, as if they were none.
         ``within``: outputs that are products of which others are made are computed where those are, as if they were none.
         ``storing``: what several kernels read is computed in one of them, which stores it for the others, where it feeds a product there.
         ``passing``: large operands are read once (skinny_gemm_pair.py).
         ``apart``: outputs are not computed in the kernels of others.
+        ``stored``: products whose rows are reduced have kernels of their own, with what is made of them element by element.
         ``rows``: outputs without products are computed where others are made from them, or from what they are made from, in rows held whole."""
         shared = shared_passes(self.shape) if passing else ()
         joined = {} if self.scans or apart else fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
@@ -341,7 +353,8 @@ class _Fusion:
                 continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
             again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not self._is_compared_for_equality(d.name)
-            again = again and d.name not in self.stored and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
+            apart_by_way = d.name in self.stored or stored and feeds_row_reduction(self.shape, d.name)
+            again = again and not apart_by_way and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
             place = self._fusion_point(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}
             if not place and streaming and (root := self._row_reduction_to_join(d.name, roots)):
@@ -513,8 +526,8 @@ class _Fusion:
         own, reduced = self.algorithm[func].labels, reduction_labels(self.algorithm, func)
         outer, inner = self.algorithm[root].labels, reduction_labels(self.algorithm, root)
         shared = [label for label in outer if label in own]
-        if self._recompute_is_costly(func, root) or self._needs_own_row_reduction(func, root) or reduced and self._few_programs_sum(func, root):
-            return None
+        if self._recompute_is_costly(func, root) or self._needs_own_row_reduction(func, root) or reduced and not outer:
+            return None  # a root without labels is one program
         if streaming and reduced and set(reduced) == set(inner) and set(own) <= set(outer):
             return (root, inner[-1])
         carried = [label for label in inner if label in own]
@@ -551,16 +564,6 @@ class _Fusion:
         """Return whether programs of ``root`` are too few for the GPU and each would compute many long sums ``func`` one after another."""
         programs, sums = self._elements(self.algorithm[root].labels), self._elements(self.algorithm[func].labels)
         return self._elements(reduction_labels(self.algorithm, func)) >= BLOCK and 2 * programs <= self.shape.target.multiprocessors and sums >= 8 * programs
-
-    def _few_programs_sum(self, func: str, root: str) -> bool:
-        """Return whether rows of ``func`` are summed by fewer programs in ``root`` than there are multiprocessors.
-
-        A root without labels is one program. Rows too long to hold are read again in any case; in a kernel of its own their sum is split.
-        """
-        outer, reduced = self.algorithm[root].labels, reduction_labels(self.algorithm, func)
-        rows = self._elements(tuple(label for label in outer if label not in reduced and label in self.algorithm[func].labels))
-        alone = set(reduced) <= {*outer} and not self.shape.dots(func) and not self.shape.dots(root)
-        return not outer or alone and self._elements(reduced) > ROW_LIMIT and rows < self.shape.target.multiprocessors
 
     def _bounds_loop(self, func: str, missing: tuple[str, ...]) -> bool:
         """Return whether ``func`` tells between which elements of a label that it reduces others reduce: each block would look at all of them."""

@@ -28,8 +28,7 @@ def pieces_within_limit(shape: SchedulingProblem, roots: tuple[str, ...], member
     """
     limit = memory_limit()
     between = [r for r in roots if r not in shape.outputs and SMALL * _bytes(shape, r) > limit and _meets_products(shape, r, roots, members)]
-    if between and limit and not is_limit_set():
-        limit = max(limit, _held_by_caller(shape, between))
+    limit = limit_beside(shape, between)
     large = between if sum(_bytes(shape, r) for r in between) > limit else []
     if not limit or not large:
         return
@@ -41,6 +40,12 @@ def pieces_within_limit(shape: SchedulingProblem, roots: tuple[str, ...], member
         size = max(SHORTEST, last_power_of_two(max(1, room // each)))
         if size < shape.sizes[label]:
             yield tuple(Sizes(r, "chunk", (Sized(label, size),)) for r in large)
+
+
+def limit_beside(shape: SchedulingProblem, between: list[str]) -> int:
+    """Return the limit of the bytes of the Funcs ``between`` kernels, 0 for none: of the user, else at least those of inputs and outputs as large."""
+    limit = memory_limit()
+    return max(limit, _held_by_caller(shape, between)) if between and limit and not is_limit_set() else limit
 
 
 def _held_by_caller(shape: SchedulingProblem, between: list[str]) -> int:

@@ -12,7 +12,7 @@ import torch
 from ..lang import expr as ex
 from .sizes import Sizes
 from .unsupported import UnsupportedOperation
-from .values import Axis, Dims, Index, IndexLabel, Size, Source, Value, flat, label
+from .values import SEED, Axis, Dims, Index, IndexLabel, Size, Source, Value, flat, label
 
 DTYPE_WORDS = {getattr(torch, name): word for word, name in ex.DTYPES.items()}
 INTEGER_WORDS = {getattr(torch, name): name for name in ex.INTEGERS if name != "bool"}
@@ -48,6 +48,7 @@ class Builder:
         self.definitions: list[Definition] = []
         self.bound: dict[str, Index] = {}  #: index variables that something is reduced over
         self.without_gradient: UnsupportedOperation | None = None  #: raised where a gradient is asked for
+        self.draws = 0  #: of random numbers so far
         self.out: Any = None
         self.hint = "value"
 
@@ -89,6 +90,10 @@ class Builder:
             dims.append(() if n == 1 else (Index(next(axes)),))
         indices = tuple(label(i) for dim in dims for i in dim)
         return Value(tuple(dims), ex.Access(known.name, indices) if indices else ex.Scalar(known.name), source.dtype)
+
+    def seed(self) -> ex.Expr:
+        """Return the seed of this call's random numbers, a scalar of the program."""
+        return self.read(SEED).expr
 
     def value(self, given: Any, dtype: torch.dtype | None = None) -> Value:
         """Return a value: of an input, of a number, or the value itself."""

@@ -22,7 +22,7 @@ from .captures import _PLAIN, State, state_of
 from .sizes import Sizes
 from .tracing import trace
 from .unsupported import UnsupportedOperation
-from .values import Source
+from .values import SEED, Source
 from .writer import CARRIER, WrittenProgram, cast_word, write
 
 
@@ -92,7 +92,7 @@ class Bound:
         if operator is not None:
             given = {name: _shaped(_viewed(tensors[root], steps), shape) for name, root, steps, shape in self.inputs}
             for name, root, steps in self.scalars:
-                given[name] = steps if root is None else _number(_viewed(tensors[root], steps))
+                given[name] = steps if root is None else _seed(tensors) if root == SEED.root else _number(_viewed(tensors[root], steps))
             if self.carried:
                 like = tensors[self.inputs[0][1]]
                 given[CARRIER] = like.new_empty((1,) * len(self.carried)).expand(self.carried)
@@ -119,6 +119,11 @@ def _viewed(tensor: torch.Tensor, steps: tuple) -> torch.Tensor:
 
 def _shaped(tensor: torch.Tensor, shape: tuple) -> torch.Tensor:
     return tensor if tuple(tensor.shape) == shape else tensor.reshape(shape)
+
+
+def _seed(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Draw a seed by torch's generator of the device: nothing waits for it, and CUDA graphs draw anew at each replay."""
+    return torch.randint(2**62, (), device=tensors[0].device)
 
 
 def _number(tensor: torch.Tensor) -> torch.Tensor:

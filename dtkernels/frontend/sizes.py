@@ -52,8 +52,4 @@ class Sizes:
     def fixed(self, value: Any) -> int:
         """Return a size as a number, guarded."""
         size = self.of(value)
-        if size.is_Integer:
-            return int(size)
-        hint = self.env.size_hint(size)
-        self.true(sympy.Eq(size, hint))
-        return int(hint)
+        return int(size) if size.is_Integer else int(self.env.evaluate_expr(size))

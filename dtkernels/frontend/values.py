@@ -121,3 +121,6 @@ class Source:
     shape: tuple  #: sizes, sympy
     dtype: torch.dtype
     name: str
+
+
+SEED = Source(-1, (), (), torch.int64, "seed")  #: a number that each call draws

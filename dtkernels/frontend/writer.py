@@ -16,7 +16,7 @@ from ..lang.algorithm import Definition as Written
 from ..lang.reserved_names import CALLED, LAUNCHED, TAKEN
 from .builder import DTYPE_WORDS, INTEGER_WORDS, Builder, Definition
 from .unsupported import UnsupportedOperation
-from .values import Axis, Index, IndexLabel, Size, Source, Value, flat
+from .values import SEED, Axis, Index, IndexLabel, Size, Source, Value, flat
 
 LETTERS = ("x", "y", "z", "u", "v", "i", "j", "k", "l", "m", "n", "o", "p", "q", "r", "s", "t", "a", "b", "c", "d", "e", "g", "h", "w")
 CARRIER = "extent_of"  #: an input without data, whose sizes are extents that no other input shows
@@ -104,14 +104,23 @@ class Writer:
                 return ex.Access(self.tensors.get(tensor) or self.funcs[tensor], tuple(self.indices(tensor, index, local)))
             case ex.Scalar(name):
                 return ex.Scalar(self.tensors[name])
-            case ex.Reduce(kind, arg, over):
-                return ex.Reduce(kind, self.expression(arg, local), self.bound(over, local))
+            case ex.Reduce(kind, arg, over, rank):
+                return ex.Reduce(kind, self.expression(arg, local), self.bound(over, local), None if rank is None else self.expression(rank, local))
+            case ex.Scan(_, args, along):
+                return replace(expr, args=tuple(self.expression(a, local) for a in args), label=self.along(along, local))
             case ex.Dot(left, right, over):
                 return ex.Dot(self.expression(left, local), self.expression(right, local), self.bound(over, local))
         return simplified(expr.rebuild(lambda child: self.expression(child, local, inside)))
 
     def bound(self, over: Sequence[str], local: dict[str, str]) -> tuple[str, ...]:
         return tuple(self.label_of(leaf, local) for name in over for leaf in self.builder.bound[name].leaves())
+
+    def along(self, name: str, local: dict[str, str]) -> str:
+        """Return the label that a scan runs along."""
+        own = next(i for d in self.builder.definitions for i in d.indices if i.name == name)
+        if len(own.leaves()) > 1:
+            raise UnsupportedOperation("partial results along a dimension that is split afterwards", allowed="a reshape of other dimensions")
+        return self.label_of(own, local)
 
     def position(self, index: Index, local: dict[str, str]) -> ex.Expr:
         """Return the position along an index variable, by the labels of its leaves."""
@@ -212,7 +221,7 @@ def write(builder: Builder, results: Sequence[Any], names: Sequence[str], inputs
     for d in definitions:
         writer.funcs[d.name] = ""
     for i in known:
-        writer.tensors[i.name] = writer.fresh(inputs[i.source.root])
+        writer.tensors[i.name] = writer.fresh(i.source.name if i.source is SEED else inputs[i.source.root])
     for d in definitions:
         writer.funcs[d.name] = writer.fresh(d.hint)
     written = _definitions(writer, definitions)

@@ -58,11 +58,10 @@ def test_a_module_and_its_parameters():
     assert set(fused.state_dict()) == {f"module.{name}" for name in module.state_dict()}
 
 
-def test_dropout_in_training_is_refused_and_in_eval_is_nothing():
+def test_dropout_drops_in_training_and_in_eval_is_nothing():
     module = Block(dropout=0.5)
     fused, x = dtkernels.fuse(module), torch.randn(2, 5, 8)
-    with pytest.raises(UnsupportedOperation, match=r"test_fuse_calls.py:\d+: .*dropout in training"):
-        fused(x)
+    assert not torch.equal(fused(x), fused(x))
     module.eval()
     same(fused(x), module(x))
 
@@ -169,7 +168,7 @@ def test_results_that_are_no_tensors_keep_their_places():
 
 REFUSED = {
     "aten.sort": lambda x: torch.sort(x).values,
-    "aten.rand_like": lambda x: x + torch.rand_like(x),
+    "aten.multinomial": lambda x: torch.multinomial(x.abs(), 2) * 1.0,
     "changing an argument in place": lambda x: x.add_(1),
     "depends on data": lambda x: x if x.sum() > 0 else -x,
     "an index that is computed": lambda x: x[:, (x[0] > 2).long()],

@@ -118,3 +118,33 @@ def test_what_more_than_products_take_is_loaded_once():
     text += "f.block(h:4); f.tensorize(h:16, n:0, l:16, d:0);"
     assert "\n    Q = tl.load(" in dtkernels.compile(text).source
     check(text, *random((7, 24), (70, 24), (70, 40)))
+
+
+SOFTMAX = """Func top, total, f; In A, w; Var x, y;
+top[x] = rmax(A[x, y], y); total[x] = rsum(exp(A[x, y] - top[x]) * w[y], y); f[x, y] = exp(A[x, y] - top[x]) / total[x]; {}
+total.fuse_at(f, x); f.block(x:{}); f.tensorize(x:{}, y:16); f.split(y:{}); f.num_warps(8); f.compile();"""
+
+
+@pytest.mark.parametrize(("fused", "kernels"), [("top.fuse_at(total, y); top.store();", 2), ("top.fuse_at(f, x);", 3)])
+@pytest.mark.parametrize(("rows", "parts"), [(1, 8), (2, 3), (1, 64)])
+def test_a_merge_that_writes_along_the_split_label_has_a_program_for_each_piece(fused, kernels, rows, parts):
+    text = SOFTMAX.format(fused, rows, rows, parts)
+    made = lower(parse(text))
+    assert len(made) == kernels and {g.label: g.block for g in made[-1].grid} == {"x": rows, "y": 16}
+    assert not any(isinstance(s, Loop) and s.axis.label == "y" for s in statements(made[-1].body)) and made[-1].num_warps == 8
+    for x, y in ((3, 100), (5, 7), (2, 33)):  # parts may be empty
+        check(text, random((x, y)) * 20, random((y,)).abs() + 0.1)
+
+
+def test_a_merge_whose_loop_carries_a_sum_on_keeps_the_loop():
+    text = """Func s, f; In A, B; Var x, z; RVar y; s[x] = rsum(A[x, y], y); f[x, z] = rsum(A[x, y] * s[x] * B[y, z], y);
+    s.fuse_at(f, x); f.block(x:1, z:8); f.tensorize(x:1, z:8, y:16); f.split(y:4); f.compile();"""
+    assert any(g.label == "y_part" for k in lower(parse(text)) for g in k.grid)
+    check(text, random((3, 70)), random((70, 9)))
+
+
+def test_what_a_merge_stores_before_its_loop_is_right_with_many_programs():
+    text = """Func mean, f; In A; Var x, y; mean[x] = rsum(A[x, y], y) / len(y); f[x, y] = A[x, y] - mean[x];
+    mean.fuse_at(f, x); f.block(x:2); f.tensorize(x:2, y:8); f.split(y:4); f.compile(); mean.compile();"""
+    assert [{g.label: g.block for g in k.grid} for k in lower(parse(text))][-1] == {"x": 2, "y": 8}
+    check(text, random((3, 45)))

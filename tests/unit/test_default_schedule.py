@@ -165,7 +165,7 @@ def test_gradients_that_share_a_sum_have_kernels_of_their_own_where_one_would_be
 def test_few_long_rows_are_split_over_programs():
     text = "Func s, f; In A; Var x, y; s[x] = rsum(exp(A[x, y]), y); f[x, y] = exp(A[x, y]) / s[x];"
     few, many = (scheduled(text, {"x": x, "y": 1000000}) for x in (2, 4096))
-    assert few.sizes("s", "split")["y"] >= 8 and not any(p.name == "split" for p in many.primitives)
+    assert few.sizes("f", "split")["y"] >= 8 and few.fused() == {"s": ("f", "x"), **few.fused()} and not any(p.name == "split" for p in many.primitives)
     assert scheduled("Func f; In A; RVar y; f[] = rsum(A[y] * A[y], y);", {"y": 1000000}).sizes("f", "split")["y"] >= 8
 
 
@@ -199,13 +199,20 @@ def test_a_convolution_whose_images_are_normalized_is_made_once():
     assert "y" not in fused, fused
 
 
-@pytest.mark.parametrize("c, apart", [(16, True), (32, True), (64, False), (128, False)])
-def test_a_product_whose_rows_are_normalized_in_small_groups_has_tiles_of_many_groups(c, apart):
-    """Columns of a tile are one label: a group of 16 columns fills an eighth of it."""
+@pytest.mark.parametrize("c, by_groups", [(16, True), (32, True), (64, True), (128, False)])
+def test_a_product_whose_rows_are_normalized_in_groups_has_full_tiles(c, by_groups):
+    """Columns of a tile are one label: a group of 16 columns fills an eighth of it. The product is stored, and its groups are reduced by another kernel."""
     schedule = scheduled(ROWS_OF_GROUPS, {"b": 1024, "g": 8192 // c, "c": c, "k": 8192})
-    assert ("y" not in schedule.fused()) == apart, str(schedule)
-    if apart:
-        assert schedule.sizes("y", "block")["g"] >= 128 and schedule.sizes("y", "block")["c"] == 1
+    assert "y" not in schedule.fused() and schedule.fused()["m"] == ("f", "g"), str(schedule)
+    block = schedule.sizes("y", "block")
+    assert block["g" if by_groups else "c"] >= 128 and block["c" if by_groups else "g"] == 1
+
+
+def test_a_long_product_whose_rows_are_reduced_is_made_once():
+    """Where a kernel swept its rows it made the product twice, for the maximum and for the sum."""
+    text = "Func y, c, l, f; In X, W; Var b; RVar o, k; y[b, o] = rdot(X[b, k], W[o, k], k); c[b, o] = clamp(y[b, o], -9, 9); l[b] = log(rsum(exp(c[b, o]), o)); f[b] = l[b] * l[b];"
+    schedule = scheduled(text, {"b": 1024, "o": 8192, "k": 8192})
+    assert schedule.fused().items() >= {"y": ("c", "o"), "l": ("f", "b")}.items() and "c" not in schedule.fused(), str(schedule)
 
 
 def test_the_least_channel_is_stored_where_it_is_summed_along_the_image():
@@ -245,3 +252,9 @@ def test_of_a_volume_that_is_too_large_to_hold_whole_lines_are_summed():
     text = "Func m, f; In A; Var b, o, v, u; m[b] = rmean(A[b, o, v, u], o, v, u); f[b, o, v, u] = A[b, o, v, u] - m[b];"
     tiles = scheduled(text, {"b": 512, "o": 4, "v": 254, "u": 254}).sizes("f", "tensorize")
     assert tiles["u"] == 0 and tiles["o"] * tiles["v"] <= 64, tiles
+
+
+def test_a_dimension_of_one_element_does_not_make_a_transpose():
+    """Rows that share a vector are summed several at a time, or each program reads the whole vector again."""
+    schedule = scheduled("Func f; In A, v; Var x, y; RVar k; Extent y = v[1]; f[x, y] = rsum(A[x, k] * v[k, 0], k);", {"x": 2048, "y": 1, "k": 1048576})
+    assert schedule.sizes("f", "block")["x"] >= 4, str(schedule)

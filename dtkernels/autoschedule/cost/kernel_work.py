@@ -65,6 +65,7 @@ class Work(NamedTuple):
     crossed: bool = False  #: whether columns of a product lie contiguous, not its sum
     masked: bool = False  #: the same, where their number is no multiple of 16: Triton knows of no vector that a mask takes whole
     depth: int = 0  #: terms of the sum in a step
+    merges: int = 0  #: kernels that merge the parts of a split
 
 
 class _Access(NamedTuple):
@@ -102,6 +103,7 @@ class KernelPlan:
         self.accesses = self._accesses()
         self.writes = [f for f, _ in self.members if f is own or f.name in config.written or f.name in known.outputs]
         self.scattered = self._scattered(self.blocks)
+        self.apart = self._split_apart()
         self.bounded = frozenset(x for f, _ in self.members for x in f.bounded)
         self.loops = list(dict.fromkeys([((*f.labels, *nest), self._whole(f)) for f, _ in self.members for nest in _nests(f)]))
         self.results = list(dict.fromkeys([f.labels if f.products else (*f.labels, *f.reduced) for f, _ in self.members if f.products or not self.products]))
@@ -123,6 +125,11 @@ class KernelPlan:
         """Return the labels whose blocks reach over groups."""
         apart = ((x, by) for f, _ in self.members for r in f.reads for x, by in r.labels if by > 1 and x in blocks and any((x, 1) in o.labels for o in f.reads))
         return frozenset([x for x, by in apart if by % blocks[x]])
+
+    def _split_apart(self) -> int:
+        """Return the loops of split sums beside which the kernel's own Func is no sum: the last merge goes on to write along the split label."""
+        labels = {*self.split} - {*self.root.reduced}
+        return len({at for f, _ in self.members if labels & {*f.reduced} for at in self.passes[f.name]})
 
     def _order(self) -> tuple[tuple[str, int, bool], ...]:
         """Return the steps of the grid, slowest first: (label, group, whether it counts groups)."""
@@ -354,6 +361,8 @@ class _Count:
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if parted else 0.0
             requests += amount / min(VECTOR, self._vector(func.labels[-1:], each) if not plan.config.aligned else VECTOR)
         parts = math.prod(plan.split.values())
+        for func, _ in plan.members if plan.apart else ():
+            merged += 4.0 * programs * self.elements(self.extent, func.labels) if {*plan.split} & {*func.reduced} else 0.0
         heavy, light = self._arithmetic()
         if streamed:
             terms = self._multiplied()[0]
@@ -362,7 +371,7 @@ class _Count:
         parted = any(len(binary_parts(self.step.get(x, 1))) > 1 for p, _, _ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
-                    added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, *self._float32_products())  # fmt: skip
+                    added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, *self._float32_products(), plan.apart or int(merged > 0))  # fmt: skip
 
     def _float32_products(self) -> tuple[bool, bool, bool, int]:
         """Return what the time of float32 products depends on besides their tile: see ``Work``."""
@@ -481,7 +490,7 @@ class _Count:
         """Return the bytes that all programs take from memory: each tensor once, and again where the L2 has dropped it."""
         covered, total = self._covered(at_once), 0.0
         keeps = self.target.l2_bytes * L2_KEEPS
-        passes = sum([amount for a, _, amount in reads if not a.again]) * at_once
+        passes = sum([amount for a, _, amount in reads if not a.again]) * (programs if self.plan.apart else at_once)
         for access, each, amount in reads:
             read, wave = access.read, float(each)
             unique = self._unique(read, each)

@@ -77,7 +77,7 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
         moving += c.exposed * full * alone / work.held  # nothing is loaded while the program computes, or less
     took = c.launch + _either(computing, moving, c.sharp)
     if work.merged:
-        took += c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts
+        took += work.merges * c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts
     if work.fetched:
         took += c.described
     if work.sums:  # a kernel that clears and one that converts

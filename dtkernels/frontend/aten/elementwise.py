@@ -156,6 +156,25 @@ def power(b: Builder, x: Any, y: Any) -> Value:
     return b.elementwise(lambda p, q: call("pow", p, q), x, y)
 
 
+@op("hypot", group=ARITHMETIC)
+def hypot(b: Builder, x: Any, y: Any) -> Value:
+    def made(p: Expr, q: Expr) -> Expr:  # relative to the larger one, whose square may overflow
+        top, low = call("maximum", call("abs", p), call("abs", q)), call("minimum", call("abs", p), call("abs", q))
+        ratio = over(low, choose(compare("==", top, ZERO), ONE, top))
+        return choose(compare("==", top, ex.INF), ex.INF, times(top, call("sqrt", plus(ONE, times(ratio, ratio)))))
+
+    return b.elementwise(made, x, y)
+
+
+@op("logaddexp", group=ARITHMETIC)
+def logaddexp(b: Builder, x: Any, y: Any) -> Value:
+    def made(p: Expr, q: Expr) -> Expr:
+        apart = choose(compare("==", p, q), ZERO, call("abs", minus(p, q)))  # inf - inf
+        return plus(call("maximum", p, q), call("log1p", call("exp", negative(apart))))
+
+    return b.elementwise(made, x, y)
+
+
 # -- functions ----------------------------------------------------------------------------------------------------------
 
 
@@ -306,13 +325,6 @@ def softshrink(b: Builder, x: Any, lambd: float = 0.5) -> Value:
 
 
 TABLE["softshrink"] = softshrink
-
-
-@op("dropout", "alpha_dropout", "feature_dropout", group=ACTIVATIONS)
-def dropout(b: Builder, x: Any, p: float = 0.5, train: bool = True) -> Value:
-    if train and p:
-        raise UnsupportedOperation("dropout in training", why="kernels draw no random numbers", allowed="p=0, or training=False")
-    return b.value(x)
 
 
 # -- comparisons and masks ----------------------------------------------------------------------------------------------

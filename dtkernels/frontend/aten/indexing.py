@@ -24,7 +24,7 @@ def position(b: Builder, index: Value) -> Value:
     for node in index.expr.walk():
         computed = isinstance(node, ex.Access) and any(d.name == node.tensor and not _places(d.expr) for d in b.definitions)
         if computed or isinstance(node, (ex.Call, ex.Cast)):
-            raise UnsupportedOperation("an index that is computed", why=f"it contains {'a Func' if computed else str(node)}",
+            raise UnsupportedOperation("an index that is computed", why=f"it contains {node.fn if isinstance(node, ex.Call) else 'a Func' if computed else 'a conversion'}",
                                        allowed="an integer argument, and + - * of it")  # fmt: skip
     return index
 

@@ -13,6 +13,7 @@ from ..builder import Builder
 from ..unsupported import UnsupportedOperation
 from ..values import Value
 from .elementwise import ZERO, choose, compare, number, over, plus, times
+from .randomness import dropped
 from .reductions import exponentials, shared
 from .table import op
 
@@ -111,8 +112,6 @@ def letters_of(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 def attention(b: Builder, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *, scale: Any = None,
               enable_gqa: bool = False) -> Value:  # fmt: skip
     """softmax(q k' * scale + mask) v. A query to which nothing is visible gives zeros."""
-    if dropout_p:
-        raise UnsupportedOperation("attention with dropout", why="kernels draw no random numbers", allowed="dropout_p=0")
     q, k, v = b.value(q), b.value(k), b.value(v)
     if enable_gqa:
         q, k, v = grouped(b, q, k, v)
@@ -123,6 +122,7 @@ def attention(b: Builder, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout
     scores = masked(b, scores, attn_mask, is_causal)
     scores, total = exponentials(b, shared(b, scores, "scores"), -1)
     weights = b.elementwise(lambda s: ex.Call("exp", (s,)), scores)
+    weights = dropped(b, weights, dropout_p) if dropout_p else weights
     if attn_mask is None and not is_causal:
         summed = multiplied(b, weights, v, "summed")
         out = b.elementwise(over, summed, replace(total, dims=total.dims))

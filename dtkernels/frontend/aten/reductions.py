@@ -10,7 +10,6 @@ import torch
 
 from ...lang import expr as ex
 from ..builder import Builder
-from ..unsupported import UnsupportedOperation
 from ..values import Size, Value
 from .elementwise import ONE, ZERO, call, choose, compare, converted, minus, number, over, plus, times
 from .table import op
@@ -158,11 +157,30 @@ def norm(b: Builder, x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False,
     p = p if ord is None else ord
     if p in (math.inf, -math.inf):
         return b.reduce("max" if p > 0 else "min", b.elementwise(lambda a: call("abs", a), x), dim, keepdim, "norm")
-    if p not in (1, 2):
-        raise UnsupportedOperation(f"a norm of order {p}", allowed="1, 2, inf")
-    terms = b.elementwise(lambda a: times(a, a) if p == 2 else call("abs", a), x)
-    found = b.reduce("sum", terms, dim, keepdim, "squares" if p == 2 else "norm")
-    return replace(found, expr=call("sqrt", found.expr)) if p == 2 else found
+    if p == 0:
+        return b.reduce("sum", b.elementwise(lambda a: choose(compare("!=", a, ZERO), ONE, ZERO), x), dim, keepdim, "count")
+    forms = {1: lambda a: call("abs", a), 2: lambda a: times(a, a)}
+    terms = b.elementwise(forms.get(p, lambda a: call("pow", call("abs", a), number(p))), x)
+    found = b.reduce("sum", terms, dim, keepdim, {1: "norm", 2: "squares"}.get(p, "powers"))
+    return found if p == 1 else replace(found, expr=call("sqrt", found.expr) if p == 2 else call("pow", found.expr, number(1 / p)))
+
+
+@op("pairwise_distance", group=REDUCTIONS)
+def pairwise_distance(b: Builder, x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Value:
+    return norm(b, b.elementwise(lambda a, c: plus(minus(a, c), number(eps)), x, y), p, -1, keepdim)
+
+
+@op("cdist", "_cdist_forward", group=REDUCTIONS)
+def cdist(b: Builder, x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) -> Value:
+    """Distances of all pairs of rows, from differences: no digits cancel. The gradient at a distance of 0 is 0, as in torch."""
+    x, y = b.value(x), b.value(y)
+    x, y = replace(x, dims=(*x.dims[:-1], (), x.dims[-1])), replace(y, dims=(*y.dims[:-2], (), *y.dims[-2:]))
+    apart = b.elementwise(minus, x, y)
+    if p != 2:
+        return norm(b, apart, p, -1)
+    found = shared(b, b.reduce("sum", b.elementwise(lambda a: times(a, a), apart), -1, False, "squares"), "squares")
+    positive = compare(">", found.expr, ZERO)
+    return replace(found, expr=times(call("sqrt", choose(positive, found.expr, ONE)), choose(positive, ONE, ZERO)))
 
 
 def frobenius_norm(b: Builder, x: Any, dim: Any = None, keepdim: bool = False) -> Value:

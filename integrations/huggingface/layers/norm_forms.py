@@ -28,6 +28,7 @@ class Form:
     offset    what is added to the weight
     group     the attribute with the size of a group, or ""
     gate      the name of the argument that holds a gate, or ""
+    held      the names of the parameters
     order     what is done with the gate: "silu" or "sigmoid" after the norm, "first" for silu before it
     """
 
@@ -37,6 +38,7 @@ class Form:
     group: str = ""
     gate: str = ""
     order: str = "silu"
+    held: tuple[str, ...] = ()
 
 
 def norm_forward(record: CallRecord, module: nn.Module, form: Form, *args, **kwargs) -> torch.Tensor:
@@ -69,6 +71,8 @@ def _why_not(form: Form, given: dict, held: dict[str, nn.Parameter]) -> str | No
     tensors = list(given.values())
     if given.keys() != ({"", form.gate} if form.gate else {""}) or not all(isinstance(t, torch.Tensor) for t in tensors):
         return "arguments other than one tensor" if not form.gate else "arguments other than hidden states and a gate"
+    if tuple(held) != form.held:
+        return "another weight or bias than when it was patched"
     x = given[""]
     for t in tensors:
         if (reason := unsupported(t)) is not None:
@@ -142,7 +146,7 @@ def _forms(module: nn.Module, held: dict[str, nn.Parameter]) -> Iterator[Form]:
     groups = ["", *(k for k, v in vars(module).items() if "group" in k and type(v) is int and 0 < v < shape[-1] and shape[-1] % v == 0)]
     orders = ("silu", "sigmoid", "first") if gate else ("silu",)
     for eps, centered, offset, group, order in product(_epsilons(module), (False, True), (0, 1) if "weight" in held else (0,), groups, orders):
-        form = Form(eps, centered, offset, group, gate, order)
+        form = Form(eps, centered, offset, group, gate, order, tuple(held))
         if all(same(result, _in_torch(module, form, values, *given)) for result in results):
             yield form
 

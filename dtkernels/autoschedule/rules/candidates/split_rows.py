@@ -8,6 +8,8 @@ A row that one program adds up takes the time of that program, while the other m
 After::
 
     s.block(x:1); s.tensorize(x:1, y:2048); s.split(y:32);     128 programs of 2 steps, and a kernel that adds up 32 parts
+
+Where the row is then written, as by a softmax, the second kernel has programs for each of its pieces.
 """
 
 from __future__ import annotations
@@ -28,13 +30,12 @@ WAVES = 2  #: of programs, at most
 
 
 def split_row_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
-    """Yield schedules of a kernel that adds up long rows, fewer than there are multiprocessors."""
-    own = reduction_labels(shape.algorithm, root)
-    summed = {x for m in members for x in reduction_labels(shape.algorithm, m)}
-    if len(own) != 1 or summed != {*own} or stores_while_reducing(shape, root, members) or shape.is_picked(shape.algorithm[root].expr, own[0]):
+    """Yield schedules of a kernel that adds up long rows, fewer than there are multiprocessors, and may write along them."""
+    summed = {x for m in members for x in reduction_labels(shape.algorithm, m) if not shape.is_picked(shape.algorithm[m].expr, x)}
+    if len(summed) != 1 or stores_while_reducing(shape, root, members) or shape.is_picked(shape.algorithm[root].expr, *summed):
         return
-    usual = row_tiles(shape, root, members)
-    programs, label, size = shape.programs(dict(usual.blocks)), own[0], shape.sizes[own[0]]
+    usual, label = row_tiles(shape, root, members), *summed
+    programs, size = shape.programs(dict(usual.blocks)), shape.sizes[label]
     if label in dict(usual.blocks) or programs >= shape.target.multiprocessors:
         return
     for step, warps, parts in product(STEPS, WARPS, PARTS):

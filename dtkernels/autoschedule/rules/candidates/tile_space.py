@@ -63,7 +63,7 @@ def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: Kerne
     blocks, kept = dict(usual.blocks), {x: size for x, size in usual.tiles if shape.is_short(x)}
     at = distances(shape, root, members, [x for x, _ in usual.tiles])
     order = sorted([x for x in at if x not in kept], key=lambda x: (at[x], -shape.sizes[x]))
-    if sum(distance == 0 for distance in at.values()) > 1:  # a transpose, whose tile has room for lines of both
+    if sum(at[x] == 0 and shape.sizes[x] > 1 for x in at) > 1:  # a transpose, whose tile has room for lines of both
         yield usual.tiles
         return
     if not order:

@@ -54,7 +54,7 @@ from ...lower.reductions import rescale
 from ...lower.schedule_options import KernelOptions, Split
 from ..dce import eliminate_dead_code, tiles_of
 from ..memory.load_sinking import sink_loads
-from .split_k_merge import block_merge, merge_warps, parts_at_once
+from .split_k_merge import block_merge, distribute_stores, merge_warps, parts_at_once
 
 DTYPES = {"largest_key": "int64"}  #: of workspaces, by the operator that combines their parts; float32 for others
 
@@ -80,8 +80,10 @@ def split_k(kernel: Kernel, options: KernelOptions) -> tuple[Kernel, ...]:
         spaces += new
     if not made:
         return (kernel,)
+    spread = distribute_stores(body)
     writes = tuple(o for o in kernel.writes if o in _stored_buffers(body))
-    merged = replace(kernel, body=body, writes=writes, workspaces=spaces, num_warps=merge_warps(body, kernel.num_warps))
+    warps = kernel.num_warps if spread != body else merge_warps(body, kernel.num_warps)
+    merged = replace(kernel, body=spread, writes=writes, workspaces=spaces, num_warps=warps)
     return (*made, merged)
 
 

@@ -23,6 +23,10 @@ eight programs that go through 32 parts of 16 rows one by one take longer than t
 time as make ``LIVE`` elements, so that their loads overlap, and keeps one maximum for each of these parts. These partial results are
 joined once after the last step, relative to the largest maximum. Part by part, every step would wait for memory and for the step before.
 
+A merge that goes on to write along the split label has a program for each step of that loop, not one that goes through it: the sums of a long
+row are split so that more than a few multiprocessors work, and writing the row is as much work. Each of these programs merges the parts
+for itself, which are a few numbers.
+
 The order of summation is fixed: which parts are added to which element, and the tree by which ``sum`` adds them up.
 """
 
@@ -74,6 +78,23 @@ def block_merge(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
             block = replace(axis, tile=ROWS if axis.padded else COLUMNS, padded=False)
             body = tuple(Index(block, "block") if isinstance(s, Index) and s.axis == block else s for s in swap_axis(body, axis, block))
     return _shrink_blocks(body) if relative else body
+
+
+def distribute_stores(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """Turn the last loop into blocks, if it only writes, every element independently. What is stored before it, each program stores alike."""
+    *before, loop = body
+    if not isinstance(loop, Loop) or loop.reduces or (loop.within, loop.begin, loop.end, loop.when) != ("extent", None, None, None) or loop.tail:
+        return body
+    inside = list(nest.statements(loop.body))
+    made = {s.name for s in inside if isinstance(s, Accumulator)}
+    carried = any(isinstance(s, nest.Assign) and s.name not in made for s in inside)
+    if carried or not all(Position(loop.axis) in s.index for s in inside if isinstance(s, Store)) or any(isinstance(s, (nest.Put, nest.Barrier)) for s in inside):
+        return body
+    start = Index(loop.axis, "loop")
+    if loop.body[0] != start or any(isinstance(s, Index) and s.axis.label == loop.axis.label for s in nest.statements(tuple(before))):
+        return body
+    at = 1 + max((i for i, s in enumerate(before) if isinstance(s, Index) and s.start == "block"), default=-1)
+    return (*before[:at], Index(loop.axis, "block"), *before[at:], *loop.body[1:])
 
 
 def _is_parallel_axis(body: tuple[Statement, ...], axis: Axis) -> bool:

@@ -1,0 +1,189 @@
+"""Windows that move over dimensions: convolutions, pooling, nearest upsampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...lang import expr as ex
+from ..builder import Builder
+from ..unsupported import UnsupportedOperation
+from ..values import Index, Value, flat
+from .elementwise import ZERO, call, choose, compare, over, plus, times
+from .networks import per_channel
+from .table import op
+
+WINDOWS = "convolutions and windows"
+Dim = tuple[Index, ...]
+
+
+def each(given: Any, rank: int) -> list[int]:
+    """Return one number for each spatial dimension; torch takes one for all."""
+    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not all(isinstance(n, int) for n in found):
+        raise UnsupportedOperation("a window whose stride, padding or dilation is a size", allowed="numbers")
+    return found * rank if len(found) == 1 else found
+
+
+def scaled(at: ex.Expr, by: int, more: int = 0) -> ex.Expr:
+    """Return ``at * by + more`` without neutral terms."""
+    at = at if by == 1 or at == ZERO else ex.Binary("*", ex.Const(by), at)
+    return at if more == 0 else ex.Binary("+" if more > 0 else "-", at, ex.Const(abs(more)))
+
+
+def joined(a: ex.Expr, b: ex.Expr) -> ex.Expr:
+    """Return the sum of two positions."""
+    return b if a == ZERO else a if b == ZERO else ex.Binary("+", a, b)
+
+
+def inside(b: Builder, at: ex.Expr, size: Any) -> ex.Expr:
+    """Return whether a position lies in a dimension of ``size``."""
+    return ex.Binary("and", compare(">=", at, ZERO), compare("<", at, b.number(size)))
+
+
+def windows(b: Builder, x: Value, outer: Sequence[Dim], inner: Sequence[Dim], stride: list[int], padding: list[int], dilation: list[int]) -> Value:
+    """Read ``x`` at ``stride * outer + dilation * inner - padding`` of its last dimensions, which are replaced by ``outer``, then ``inner``. 0 outside."""
+    first, bounds = x.rank - len(outer), list[ex.Expr]()
+    kept = x.dims[:first]
+    for k, (o, i) in enumerate(zip(outer, inner)):
+        at = scaled(joined(scaled(b.flat_index(o), stride[k]), scaled(b.flat_index(i), dilation[k])), 1, -padding[k])
+        size = b.extent(x.dims[first])
+        last = (b.extent(o) - 1) * stride[k] + (b.extent(i) - 1) * dilation[k] - padding[k]
+        if not _is_tensor(x) and (padding[k] or not b.sizes.true(b.sizes.of(last) < size)):
+            bounds.append(inside(b, at, size))
+        x = b.taken(x, first, lambda _, at=at: at, ())  # type: ignore[misc]
+        x = replace(x, dims=(*x.dims[:first], *x.dims[first + 1 :]))
+    expr = b.numeric(x)
+    for bound in bounds:
+        expr = choose(bound, expr, ZERO)
+    return Value((*kept, *outer, *inner), expr, x.dtype)
+
+
+def _is_tensor(x: Value) -> bool:
+    """Return whether elements are those of a tensor, which reads 0 outside."""
+    return isinstance(x.expr, ex.Access)
+
+
+@op("convolution", group=WINDOWS)
+def convolution(b: Builder, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int) -> Value:
+    x, weight = b.value(x), b.value(weight)
+    rank = weight.rank - 2
+    stride, padding, dilation = each(stride, rank), each(padding, rank), each(dilation, rank)
+    outer = [b.index(n) for n in b.shape[-rank:]]
+    shape = [b.extent(d) for d in (*x.dims[:2], *weight.dims[:2])]
+    x = replace(x, dims=(*b.reshaped(replace(x, dims=x.dims[:2]), [shape[0], groups, b.sizes.quotient(shape[1], groups)]).dims, *x.dims[2:]))
+    weight = replace(weight, dims=(*b.reshaped(replace(weight, dims=weight.dims[:1]), [groups, b.sizes.quotient(shape[2], groups)]).dims, *weight.dims[1:]))
+    group, rows, columns, *inner = weight.dims
+    taken = transposed_windows(b, x, outer, inner, stride, padding, dilation) if transposed else windows(b, x, outer, inner, stride, padding, dilation)
+    batch, own, channels = taken.dims[:3]
+    made, summed = (columns, rows) if transposed else (rows, columns)
+    left = replace(taken, dims=(batch, own, (), channels, *taken.dims[3:]))
+    right = replace(weight, dims=((), group, made, summed, *[()] * rank, *inner))
+    found = b.product(left, right, [3, *range(4 + rank, 4 + 2 * rank)], "" if bias is None else "product")
+    found = replace(found, dims=(found.dims[0], (*found.dims[1], *found.dims[2]), *found.dims[3:]), dtype=b.dtype)
+    return found if bias is None else b.elementwise(plus, found, per_channel(b, bias, rank + 2))
+
+
+@op("conv1d", "conv2d", "conv3d", group=WINDOWS)
+def conv(b: Builder, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Value:
+    weight = b.value(weight)
+    rank = weight.rank - 2
+    if padding == "same":  # the result's shape says what is read after the last element
+        padding = [d * (b.sizes.fixed(b.extent(k)) - 1) // 2 for k, d in zip(weight.dims[2:], each(dilation, rank))]
+    return _batched(b, x, weight, bias, stride, 0 if padding == "valid" else padding, dilation, False, groups)
+
+
+@op("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", group=WINDOWS)
+def conv_transpose(b: Builder, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1,
+                   dilation: Any = 1) -> Value:  # fmt: skip
+    return _batched(b, x, b.value(weight), bias, stride, padding, dilation, True, groups)
+
+
+def _batched(b: Builder, x: Any, weight: Value, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, groups: int) -> Value:
+    """Convolve; an input without a dimension for the batch is one of a batch of 1."""
+    x = b.value(x)
+    if x.rank == weight.rank:
+        return convolution(b, x, weight, bias, stride, padding, dilation, transposed, 0, groups)
+    found = convolution(b, replace(x, dims=((), *x.dims)), weight, bias, stride, padding, dilation, transposed, 0, groups)
+    return replace(found, dims=found.dims[1:])
+
+
+def transposed_windows(b: Builder, x: Value, outer: list[Dim], inner: list[Dim], stride: list[int], padding: list[int], dilation: list[int]) -> Value:
+    """Read ``x`` at ``(outer + padding - dilation * inner) / stride`` of its last dimensions, 0 where that is no whole number or lies outside."""
+    first, bounds = x.rank - len(outer), list[ex.Expr]()
+    kept = x.dims[:first]
+    for k, (o, i) in enumerate(zip(outer, inner)):
+        ahead, size = scaled(b.flat_index(o), 1, padding[k]), b.extent(x.dims[first])
+        back = b.flat_index(i)
+        at = ahead if back == ZERO else ex.Binary("-", ahead, scaled(back, dilation[k]))
+        if stride[k] != 1:
+            bounds.append(compare("==", ex.Binary("%", at, ex.Const(stride[k])), ZERO))
+            at = ex.Binary("/", at, ex.Const(stride[k]))
+        if not _is_tensor(x):
+            bounds.append(inside(b, at, size))
+        x = b.taken(x, first, lambda _, at=at: at, ())  # type: ignore[misc]
+        x = replace(x, dims=(*x.dims[:first], *x.dims[first + 1 :]))
+    expr = b.numeric(x)
+    if bounds:
+        together = bounds[0]
+        for bound in bounds[1:]:
+            together = ex.Binary("and", together, bound)
+        expr = choose(together, expr, ZERO)
+    return Value((*kept, *outer, *inner), expr, x.dtype)
+
+
+@op("avg_pool1d", "avg_pool2d", "avg_pool3d", group=WINDOWS)
+def avg_pool(b: Builder, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+             divisor_override: int | None = None) -> Value:  # fmt: skip
+    x = b.value(x)
+    rank = len(kernel) if isinstance(kernel, (list, tuple)) else x.rank - 2
+    kernel, padding = each(kernel, rank), each(padding, rank)
+    stride = each(stride, rank) if stride not in ((), [], None) else kernel
+    outer, inner = [b.index(n) for n in b.shape[-rank:]], [b.index(n) for n in kernel]
+    sizes = [b.extent(d) for d in x.dims[-rank:]]
+    taken = windows(b, x, outer, inner, stride, padding, [1] * rank)
+    total = b.reduce("sum", taken, list(range(taken.rank - rank, taken.rank)), False, "total")
+    if divisor_override:
+        return replace(total, expr=over(total.expr, ex.Const(divisor_override)))
+    count: ex.Expr = ex.Const(1)
+    for o, n, size, step, before in zip(outer, kernel, sizes, stride, padding):
+        most = b.sizes.of((b.extent(o) - 1) * step + n)
+        whole = b.sizes.true(most <= size + 2 * before) and (count_include_pad or before == 0)
+        start = scaled(b.flat_index(o), step)
+        if whole:
+            one: ex.Expr = ex.Const(n)
+        elif count_include_pad:  # a window that ceil_mode adds ends where the padding does
+            one = call("minimum", ex.Const(n), ex.Binary("-", b.number(b.sizes.of(size + 2 * before)), start))
+        else:
+            end = call("minimum", scaled(start, 1, n - before), b.number(size))
+            one = ex.Binary("-", end, call("maximum", scaled(start, 1, -before), ZERO))
+        count = one if count == ex.Const(1) else times(count, one)
+    return replace(total, expr=over(total.expr, count))
+
+
+@op("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", group=WINDOWS)
+def adaptive_avg_pool(b: Builder, x: Any, size: Any) -> Value:
+    x, rank = b.value(x), len(size)
+    shape, pieces = [b.extent(d) for d in x.dims[-rank:]], list[Any]()
+    for own, wanted in zip(shape, b.shape[-rank:]):
+        if not b.sizes.divides(wanted, own):
+            raise UnsupportedOperation("adaptive pooling to a size that does not divide the input's", allowed="windows of one size")
+        pieces += [wanted, b.sizes.quotient(own, wanted)]
+    first = x.rank - rank
+    apart = b.reshaped(x, [*(b.extent(d) for d in x.dims[:first]), *pieces])
+    return b.reduce("mean", apart, list(range(first + 1, apart.rank, 2)), False, "mean")
+
+
+@op("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", group=WINDOWS)
+def upsample_nearest(b: Builder, x: Any, size: Any, *scales: Any) -> Value:
+    x = b.value(x)
+    for place in range(2, x.rank):
+        own, wanted = b.extent(x.dims[place]), b.shape[place]
+        if not flat(x.dims[place]):
+            x = replace(x, dims=(*x.dims[:place], b.index(wanted), *x.dims[place + 1 :]))
+            continue
+        if not b.sizes.divides(own, wanted):
+            raise UnsupportedOperation("nearest upsampling by a factor that is no whole number", allowed="sizes that are a multiple of the input's")
+        x = replace(x, dims=(*x.dims[:place], (*x.dims[place], *b.index(b.sizes.quotient(wanted, own))), *x.dims[place + 1 :]))
+    return x
