@@ -5,8 +5,10 @@
     python tools/bench_models.py --models toy --lengths 16 --tokens 64 --new 4 --repeats 1 --variants sdpa,dtkernels    # seconds, on a CPU too
     python tools/bench_models.py --device cpu    # minutes: a patched model should need no more time and memory than before
 
+    python tools/bench_models.py --models llama --work generate --lengths 2048 --rounds 1 --repeats 3 --variants sdpa,dtkernels,dtkernels+graphs,sdpa+compile
+
 A variant is a patch, optionally with torch.compile (+compile): sdpa (no patch), liger (its full patch of the model), dtkernels
-(ops="auto"), dtkernels:OP:OP (only these ops). Variants run in turn on the same weights, first in the given order, then in
+(ops="auto"), dtkernels:OP:OP (only these ops); ours also with CUDA graphs for generate (+graphs). Variants run in turn on the same weights, first in the given order, then in
 the opposite one, because a process changes as it runs. The loss and the tokens of each are compared with those of the first
 variant. A table of all figures is printed last.
 
@@ -96,9 +98,11 @@ def variants(text: str) -> tuple[str, ...]:
     """Parse variants separated by commas, for argparse."""
     found = tuple(dict.fromkeys(text.split(",")))
     for variant in found:
-        name, *ops = variant.removesuffix("+compile").split(":")
+        name, *ops = variant.removesuffix("+compile").removesuffix("+graphs").split(":")
+        if variant.endswith("+graphs") and name != "dtkernels":
+            raise argparse.ArgumentTypeError(f"unknown variant {variant!r}; allowed with +graphs: dtkernels, dtkernels:OP")
         if name not in ("sdpa", "liger", "dtkernels") or ops and name != "dtkernels":
-            raise argparse.ArgumentTypeError(f"unknown variant {variant!r}; allowed: sdpa, liger, dtkernels, dtkernels:OP, each with +compile")
+            raise argparse.ArgumentTypeError(f"unknown variant {variant!r}; allowed: sdpa, liger, dtkernels, dtkernels:OP, each with +compile, ours with +graphs")
         for op in ops:
             if op not in (*OPS, "auto", "all"):
                 raise argparse.ArgumentTypeError(f"unknown op {op!r} in {variant!r}; allowed: {', '.join(OPS)}, auto, all")
@@ -192,9 +196,9 @@ def measure(options, name: str, work: str, length: int) -> list[Figure]:
 @contextmanager
 def under(variant: str, model) -> Iterator[object]:
     """Apply the patch of a variant to the model; yields our report, or None if the patch is not ours."""
-    name, *ops = variant.removesuffix("+compile").split(":")
+    name, *ops = variant.removesuffix("+compile").removesuffix("+graphs").split(":")
     if name == "dtkernels":
-        with patched(model, ops=ops or "auto") as report:
+        with patched(model, ops=ops or "auto", graphs=variant.endswith("+graphs")) as report:
             yield report
     elif name == "liger":
         with liger(model):

@@ -9,6 +9,7 @@ from functools import partial
 from torch import nn
 
 from .attention import attention_patch
+from .generation.graph_patch import patch_graphs
 from .layers import activations, dense_experts, gated_mlp, last_layer, linear_chains, loss, norms, rope
 from .patching.report import PatchReport
 
@@ -57,7 +58,7 @@ class PatchError(RuntimeError):
     """Raised by `apply_to(strict=True)` when something that holds one of the ops was skipped."""
 
 
-def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = False, dry_run: bool = False) -> PatchReport:
+def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = False, dry_run: bool = False, graphs: bool = False) -> PatchReport:
     """Make this model instance run its ops on dtkernels. Nothing global and no class is changed.
 
         attention   softmax(q k^T * scale + mask) v, in Hugging Face models, through their AttentionInterface
@@ -82,6 +83,7 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     ops       "auto" (those of DEFAULTS, measured to be faster), "all", one op's name, or several of these
     strict    raise PatchError, with the model restored, if a module that holds one of the ops is skipped
     dry_run   change nothing; the report says what would be patched
+    graphs    have `generate` replay CUDA graphs for steps of one token, with a static cache and without torch.compile
 
     If only "auto" asks for attention, as in ops="auto" and ops=["auto", "relu"], some of its calls go to sdpa. On a GPU these are
     calls with gradients and no mask, because sdpa's backward is faster (benchmarks/h200/attention_backward.json), calls with a matrix
@@ -93,8 +95,7 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
 
     Calls that a kernel does not support (dropout of attention weights, ...) take the model's own path and are counted in the report.
     A gate that a forward computes by a function, torch.sigmoid(self.gate(x)), is not found: call dtkernels.ops.gate there.
-    A second call patches nothing and reports "already". Models that share a config object share its attention switch too:
-    give each its own (`copy.deepcopy(config)`).
+    A second call patches nothing and reports "already". Give each model its own config (`copy.deepcopy(config)`): it holds the attention switch.
 
     Raises TypeError if `model` is no nn.Module, ValueError for an unknown op, PatchError as said above.
 
@@ -107,8 +108,8 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     chosen = _chosen(ops)
     report = PatchReport(dry_run=dry_run, as_measured=frozenset(op for op, auto in chosen.items() if auto))
     try:
-        for op in chosen:
-            _PATCHERS[op](model, report)
+        for patcher in [*map(_PATCHERS.__getitem__, chosen), *[patch_graphs] * graphs]:
+            patcher(model, report)
     except BaseException:
         report.undo()
         raise
@@ -121,12 +122,12 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
 
 
 @contextmanager
-def patched(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = False, dry_run: bool = False) -> Iterator[PatchReport]:
+def patched(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = False, dry_run: bool = False, graphs: bool = False) -> Iterator[PatchReport]:
     """Apply `apply_to` for the length of a `with` block. Yields the report; restores the model at the end, also after an error.
 
     Blocks may be nested: an inner one on the same model finds everything patched and restores nothing.
     """
-    report = apply_to(model, ops=ops, strict=strict, dry_run=dry_run)
+    report = apply_to(model, ops=ops, strict=strict, dry_run=dry_run, graphs=graphs)
     try:
         yield report
     finally:

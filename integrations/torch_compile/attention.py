@@ -15,7 +15,8 @@ from dtkernels.ops.attention_arguments import LOWEST
 from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
 
 from .builder import Builder, hint
-from .canonical import HIDDEN, example, number_of, operation
+from .canonical import HIDDEN, example, named, number_of, operation
+from .mask_numbers import Numbers, numbers_of
 from .matcher import Match, Number, Optional, either, stripped
 
 
@@ -83,7 +84,7 @@ def cap_of(match: Match) -> dict[str, Any]:
 
 
 def _refuse_masks(match: Match, q: torch.Tensor, k: torch.Tensor) -> str | None:
-    for name in ("mask", "bias", "more", "hidden", "seen"):
+    for name in MASKS:
         node = match.get(name)
         if node is None:
             continue
@@ -112,12 +113,16 @@ def emit(b: Builder, match: Match, result: fx.Node) -> fx.Node:
     if said.get("is_causal"):
         given["causal"] = True
     given |= cap_of(match)
+    learns = torch.is_grad_enabled() and any(example(n).requires_grad for n in (q, k, v))
+    reached, flags = read.emit(b, q, learns) if (read := numbers_in(match)) is not None else ({}, None)
+    given |= reached
     full = (*(b.size(q, d) for d in range(example(q).dim() - 1)), b.size(k, -2))
-    flags, added = _masks(b, match)
+    others, added = _masks(b, match)
+    flags = others if flags is None else flags if others is None else b.call(torch.logical_and, flags, others)
     for name, on, node in (("mask", "masked", flags), ("bias", "biased", added)):
         if node is not None:
             given |= {on: True, name: b.method("expand", node, full)}
-    return b.op("attention", **given)
+    return b.op("attention_segments" if "segmented" in given else "attention", **given)
 
 
 def _scale(b: Builder, match: Match, said: dict, q: fx.Node) -> Any:
@@ -131,13 +136,55 @@ def _scale(b: Builder, match: Match, said: dict, q: fx.Node) -> Any:
     return 1.0 if match.get("scale") is None else match.get("scale")
 
 
-def _masks(b: Builder, match: Match) -> tuple[fx.Node | None, fx.Node | None]:
-    """Return the flags of visible keys and what is added to the scores."""
-    flags, added = match.get("seen"), None
-    if match.get("hidden") is not None:
-        flags = b.call(torch.logical_not, match.get("hidden"))
-    for name in ("mask", "bias", "more"):
+def numbers_in(match: Match) -> Numbers | None:
+    """Return what the one mask of an attention says in numbers, or None. Two masks, or is_causal beside one, stay as they are."""
+    names = _in_numbers(match)
+    return names[1] if names else None
+
+
+def all_in_numbers(match: Match) -> Numbers | None:
+    """Return the numbers if nothing else is added to the scores and hides keys."""
+    found = _in_numbers(match)
+    return found[1] if found and all(match.get(n) is None for n in MASKS if n != found[0]) else None
+
+
+def without_matrix(match: Match, result: fx.Node) -> None:
+    """Have torch's attention take a causal mask as ``is_causal``, and none where every key is seen: its fast backends take no matrix."""
+    read = all_in_numbers(match)
+    node = next((n for n in match.covered if operation(n).name == "sdpa"), None)
+    if read is None or not (read.causal or read.nothing) or node is None:
+        return
+    said = {**named(node), "attn_mask": None, "is_causal": read.causal}
+    node.args = tuple(said.pop(name) for name in ("query", "key", "value"))
+    node.kwargs = said
+
+
+def _in_numbers(match: Match) -> tuple[str, Numbers] | None:
+    if match.said.get("sdpa", {}).get("is_causal"):
+        return None
+    for name in MASKS:
         node = match.get(name)
+        if node is None:
+            continue
+        flags = name in ("hidden", "seen") or example(node).dtype == torch.bool
+        read = numbers_of(node, added=not flags, hidden=name == "hidden")
+        if read is not None and (not read.same or example(match.get("query")).dim() == 4):
+            return name, read
+    return None
+
+
+MASKS = ("mask", "bias", "more", "hidden", "seen")
+
+
+def _masks(b: Builder, match: Match) -> tuple[fx.Node | None, fx.Node | None]:
+    """Return the flags of visible keys and what is added to the scores, but for what is said in numbers."""
+    read = _in_numbers(match)
+    given = {n: node for n in MASKS if (node := match.get(n)) is not None and (read is None or n != read[0])}
+    flags, added = given.get("seen"), None
+    if "hidden" in given:
+        flags = b.call(torch.logical_not, given["hidden"])
+    for name in ("mask", "bias", "more"):
+        node = given.get(name)
         if node is None:
             continue
         if example(node).dtype == torch.bool:

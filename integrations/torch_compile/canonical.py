@@ -86,11 +86,12 @@ def constant(node: Node) -> float | None:
 
 def named(node: Node) -> dict[str, Any]:
     """Return the arguments of a node by name."""
-    names = _ARGUMENTS[_NAMES[_called(node)]]
+    names = _ARGUMENTS[_NAMES[called(node)]]
     return {**dict(zip(names, node.args)), **node.kwargs}
 
 
-def _called(node: Node) -> str:
+def called(node: Node) -> str:
+    """Return the name of torch's function or method that a node calls, "" for another's."""
     if node.op == "call_method":
         return str(node.target)
     if node.op != "call_function":
@@ -102,7 +103,7 @@ def _called(node: Node) -> str:
 
 def operation(node: Node) -> Operation:
     """Return what a node computes; ``OTHER`` for operations that no pattern has."""
-    name = _NAMES.get(_called(node), "")
+    name = _NAMES.get(called(node), "")
     if not name or "out" in node.kwargs:
         return OTHER
     said = named(node) if name in _ARGUMENTS else dict(node.kwargs)
@@ -154,7 +155,7 @@ def _softmax(node: Node, given: tuple, said: dict) -> Operation:
 
 def _transposed(node: Node, given: tuple, said: dict) -> Operation:
     """Return "transposed", the swap of the last two dimensions, for each spelling of it."""
-    rank, name = _rank(given[0]), _called(node)
+    rank, name = _rank(given[0]), called(node)
     if name in ("transpose", "swapaxes"):
         dims = list(given[1:3])
     elif name == "t":

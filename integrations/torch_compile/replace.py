@@ -12,6 +12,7 @@ from dtkernels.runtime.path_counters import no_kernel
 
 from .builder import Builder, same_shape
 from .canonical import example, operation
+from .mask_numbers import sweep
 from .matcher import Match, matches
 from .report import REPLACED, count
 from .safety import mark_written, regions, transforms, why_unsafe
@@ -24,8 +25,7 @@ _ENTERED = ("tag_activation_checkpoint", "invoke_subgraph", "wrap")
 def replace(module: fx.GraphModule, wanted: Wanted) -> int:
     """Rewrite a traced module in place, and those inside it that checkpointing runs. Returns the number of replacements."""
     done = sum(replace(inner, wanted) for inner in _inner(module))
-    if not (here := replace_in_graph(module.graph, wanted)):
-        return done
+    here = replace_in_graph(module.graph, wanted)  # where nothing is replaced, masks may be gone
     module.graph.lint()
     module.recompile()
     return done + here
@@ -59,6 +59,7 @@ def replace_in_graph(graph: fx.Graph, wanted: Wanted) -> int:
             if why is None:
                 gone |= _remove(match)
             break
+    sweep(graph)
     count(len(nodes), found)
     return sum(n for (_, state), n in found.items() if state == REPLACED)
 
@@ -70,8 +71,10 @@ def _replaced(row: Replacement, match: Match, node: fx.Node, wanted: Wanted, reg
         return "tensors of a class of their own"
     if len({t.device for t in tensors if t.dim()}) > 1:
         return "tensors on several devices"
-    why = no_kernel(tensors[0]) or row.refuse(match, node) or wanted.leaves(row, match, node) or why_unsafe(match, node, region, place)
-    if why is not None:
+    why = no_kernel(tensors[0]) or row.refuse(match, node)
+    if why is None and (why := wanted.leaves(row, match, node)) is not None and row.ease is not None:
+        row.ease(match, node)
+    if (why := why or why_unsafe(match, node, region, place)) is not None:
         return why
     builder, before, was = Builder(node), node.prev, example(node)
     try:

@@ -23,6 +23,7 @@ class Replacement:
     refuse   (match, result) -> why the op does not compute it, or None
     emit     (builder, match, result) -> the node that replaces the result
     leave    (match, result) -> why "auto" leaves it alone, or None
+    ease     (match, result): make what was left alone cheaper, with the same numbers
     """
 
     op: str
@@ -30,6 +31,7 @@ class Replacement:
     refuse: Callable[[Match, fx.Node], str | None]
     emit: Callable
     leave: Callable[[Match, fx.Node], str | None]
+    ease: Callable[[Match, fx.Node], None] | None = None
 
     @property
     def form(self) -> Form:
@@ -53,14 +55,18 @@ def _sdpa_is_faster(match: Match, result: fx.Node) -> str | None:
     """
     if match.get("cap") is not None:
         return None
-    if any(match.get(n) is not None for n in ("mask", "bias", "more", "hidden", "seen")):
-        return "a mask that is a matrix: sdpa was faster"
+    if any(match.get(n) is not None for n in attention.MASKS):
+        read = attention.all_in_numbers(match)
+        if read is None:
+            return "a mask that is a matrix: sdpa was faster"
+        if not read.causal and not read.nothing:
+            return "a mask in numbers: " + NOT_TIMED
     learning = any(example(match.get(n)).requires_grad for n in ("query", "key", "value")) and torch.is_grad_enabled()
     return "gradients without a mask: sdpa was faster" if learning else None
 
 
 TABLE = (
-    Replacement("attention", attention.sdpa, attention.refuse, attention.emit, _sdpa_is_faster),
+    Replacement("attention", attention.sdpa, attention.refuse, attention.emit, _sdpa_is_faster, attention.without_matrix),
     Replacement("attention", attention.spelled_out, attention.refuse, attention.emit, _sdpa_is_faster),
     Replacement("linear_cross_entropy", layers.last_layer_loss, layers.refuse_loss, layers.emit_loss, _not_timed),
     Replacement("rmsnorm", layers.rms, layers.refuse_norm, layers.emit_rms, _not_timed),

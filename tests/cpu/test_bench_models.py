@@ -47,11 +47,20 @@ def test_on_a_cpu_the_memory_of_each_variant_is_that_of_a_process_of_its_own(mon
     assert int(sdpa[7]) > 0 and int(ours[7]) > 0 and float(ours[8]) > 0 and int(sdpa[-1]) == 0 < int(ours[-1])
 
 
+def test_a_variant_with_graphs_says_what_its_steps_took(monkeypatch, capsys):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setattr(bench_models, "_done", [])
+    sizes = ["--models", "toy", "--lengths", "8", "--tokens", "8", "--new", "3", "--repeats", "1", "--rounds", "1", "--device", "cpu", "--no-memory"]
+    assert bench_models.main([*sizes, "--work", "generate", "--variants", "dtkernels:rope+graphs"]) == 0
+    assert "graphs: 6 own path" in capsys.readouterr().out  # two steps of each of three runs, without CUDA graphs on a CPU
+
+
 REFUSED = {
     "peer": "unknown variant 'peer'; allowed: sdpa",
     "": "unknown variant ''; allowed",
     "sdpa,dtkernels:nope": "unknown op 'nope' in 'dtkernels:nope'; allowed: attention",
     "sdpa:relu": "unknown variant 'sdpa:relu'",
+    "sdpa+graphs": "unknown variant 'sdpa+graphs'; allowed with +graphs: dtkernels",
 }
 
 

@@ -67,6 +67,21 @@ def ranks(of_q: torch.Tensor, of_k: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return numbers[: of_q.numel()].view(of_q.shape), numbers[of_q.numel() :].view(of_k.shape)
 
 
+def segments_and_ranges(batch: torch.Tensor, pairs: list[tuple[torch.Tensor, torch.Tensor]], window: Window) -> tuple[torch.Tensor, ...]:
+    """Return the segments of queries and keys that agree in every pair of numbers, and their ranges, for as many sequences as ``batch`` has.
+
+    pairs: integers (B or 1, queries) and (B or 1, keys). Returns six tensors of int32: two of segments, and those of Ranges.
+    """
+    of_q = of_k = torch.zeros((1, 1), dtype=torch.long, device=batch.device)
+    for one, other in pairs:
+        q, k = ranks(one.long(), other.long())
+        count = q.numel() + k.numel()
+        of_q, of_k = of_q * count + q, of_k * count + k
+        of_q, of_k = ranks(of_q, of_k)
+    of_q, of_k = (t.expand(batch.shape[0], -1) for t in (of_q, of_k))
+    return (of_q.to(torch.int32), of_k.to(torch.int32), *of_segments(of_q, of_k, 0, window))
+
+
 def _around(mine: torch.Tensor, others: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a range of ``others`` outside which none equals an element of ``mine``, for each element.
 
