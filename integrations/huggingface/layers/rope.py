@@ -73,7 +73,7 @@ class Rebound:
         self.forward = cls.forward
         *decorators, forward = _layers(cls.forward)
         self.scope: dict = forward.__globals__
-        own = {name: partial(rotated, original, form_of(original)) for name, original in originals.items()}
+        own = {name: partial(rotated, original, cast(Form, form_of(original))) for name, original in originals.items()}
         function = _copied(forward, _Globals(own, self.scope), forward.__closure__)
         for wrapper in reversed(decorators):  # each calls the next by a variable of its closure
             cells = tuple(types.CellType(function) if _content(c) is wrapper.__wrapped__ else c for c in wrapper.__closure__ or ())  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from typing import cast
 
 import torch
 
@@ -231,4 +232,4 @@ def rotary_functions(function: Callable) -> Iterator[tuple[str, Callable]]:
     """Yield the names and values of the globals that a function uses and that are rotary functions by their arguments."""
     for name in function.__code__.co_names:
         if takes_tables(found := function.__globals__.get(name)):
-            yield name, found
+            yield name, cast(Callable, found)
