@@ -80,10 +80,10 @@ def block_merge(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     return _shrink_blocks(body) if relative else body
 
 
-def distribute_stores(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Turn the last loop into blocks, if it only writes, every element independently. What is stored before it, each program stores alike."""
+def distribute_stores(body: tuple[Statement, ...], label: str) -> tuple[Statement, ...]:
+    """Turn a last loop over ``label`` into blocks, if it only writes, every element independently. What is stored before it, each program stores alike."""
     *before, loop = body
-    if not isinstance(loop, Loop) or loop.reduces or (loop.within, loop.begin, loop.end, loop.when) != ("extent", None, None, None) or loop.tail:
+    if not isinstance(loop, Loop) or loop.axis.label != label or loop.reduces or (loop.within, loop.begin, loop.end, loop.when) != ("extent", None, None, None) or loop.tail:
         return body
     inside = list(nest.statements(loop.body))
     made = {s.name for s in inside if isinstance(s, Accumulator)}
