@@ -28,7 +28,8 @@ _FAMILIES = {
     "experts": ["grouped_linear", "grouped_mm", "grouped_swiglu", "moe_mlp", "packed_glu", "sum_rows"],
     "losses": ["cosine_distance", "jsd", "kl_divergence", "linear_cross_entropy", "linear_jsd", "linear_kl", "linear_logprobs", "linear_logsumexp", "logprobs", "tvd", "weighted_cross_entropy"],
     "preference": ["cpo", "dpo", "grpo", "kto", "orpo", "simpo"],
-    "norms": ["add_rmsnorm", "embedding", "groupnorm", "modulated_rmsnorm", "multimodal_rope", "partial_rope", "polynorm", "qk_norm_rope", "relu_squared", "sparsemax"],
+    "norms": ["add_rmsnorm", "embedding", "groupnorm", "modulated_rmsnorm", "normalize", "polynorm", "qk_norm_rope", "relu_squared", "sparsemax"],
+    "positions": ["multimodal_rope", "partial_rope", "rotary", "rotary_pairs"],
     "residuals": ["attention_residual", "mix_streams", "multi_token_attention"],
 }
 _FOLDER = {name: folder for folder, names in _FAMILIES.items() for name in names}

@@ -19,7 +19,7 @@ STAGES = ("nest", "triton")
 
 #: ops at the first shape of their spec
 OF_FIRST_SHAPE = (
-    "attention_residual", "logprobs", "mix_streams", "modulated_rmsnorm", "multi_token_attention", "multimodal_rope", "weighted_cross_entropy",
+    "attention_residual", "logprobs", "normalize", "rotary", "rotary_pairs", "mix_streams", "modulated_rmsnorm", "multi_token_attention", "multimodal_rope", "weighted_cross_entropy",
     "add_rmsnorm", "cosine_distance", "cpo", "dpo", "embedding", "grouped_linear", "grouped_mm", "grouped_swiglu", "groupnorm", "grpo", "jsd", "kl_divergence", "kto",
     "linear_cross_entropy", "linear_jsd", "linear_kl", "linear_logprobs", "linear_logsumexp",
     "orpo", "packed_glu", "partial_rope", "polynorm", "qk_norm_rope", "relu_squared", "simpo", "sparsemax", "sum_rows", "tvd",
