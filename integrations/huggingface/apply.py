@@ -94,7 +94,6 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     masks of the dtype's lowest number, give it the mean of the values. No query that sees a key depends on it.
 
     Calls that a kernel does not support (dropout of attention weights, ...) take the model's own path and are counted in the report.
-    A gate that a forward computes by a function, torch.sigmoid(self.gate(x)), is not found: call dtkernels.ops.gate there.
     A second call patches nothing and reports "already". Give each model its own config (`copy.deepcopy(config)`): it holds the attention switch.
 
     Raises TypeError if `model` is no nn.Module, ValueError for an unknown op, PatchError as said above.
