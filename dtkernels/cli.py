@@ -22,7 +22,8 @@ _SHOW = """Print an op or a program at one stage. algorithm: what is computed; a
 changed it; schedule: how the work is cut; nest: the loops; triton: the emitted file; ptx: machine code (amdgcn for AMD).
 A .dt program has its own schedule; an op or a spec gets one for its shape and GPU."""
 _COMPILE = """Write a Python file that imports torch and triton only: kernels, and a wrapper named after each compiled Func.
-Refused where the GPU has no room for the schedule; where tiles are whole extents, at the sizes of --shape."""
+Refused where the GPU has no room for the schedule; where tiles are whole extents, at the sizes of --shape. Triton launches its kernels; it loads
+16 bytes at once only where 16 divides the length of rows."""
 _EXPLAIN = """Print the schedule that an op gets at a shape on a GPU, which need not be present: the row of the schedule table with its
 measured time, or why the default schedule is used; the next rows with theirs; and the launch of each kernel. DTKERNELS_TABLES names the tables.
 With --backward: the forward that saves for it, then the backward; by default with respect to what the table has rows for."""

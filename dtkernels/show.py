@@ -347,15 +347,16 @@ def _range(index: ex.Expr, sizes: dict[str, int], scalars: dict[str, int | float
 
 def machine_code(subject: Subject) -> list[tuple]:
     """Return (launch, compiled kernel) for each kernel that the wrappers launch. Needs Triton's compiler but no GPU."""
+    from .runtime.build.aligned_launch import compile_known
     from .runtime.build.source_cache import load_module
-    from .runtime.build.triton_compile import build, record_launches
+    from .runtime.build.triton_compile import record_launches
 
     subject.check()
     module = load_module(emit(_with_wrappers(subject.program), target=subject.target), subject.name)
     wrappers = [o for o in subject.program.outputs() if callable(getattr(module, o, None))]
     values = arguments(subject)
     launches = [launch for w in wrappers for launch in record_launches(module, w, values)]
-    return [(launch, build(launch, subject.target)) for launch in launches]
+    return [(launch, compile_known(launch, subject.target)) for launch in launches]
 
 
 def _with_wrappers(program: Program) -> Program:

@@ -33,6 +33,12 @@ def visible(place: torch.Tensor, keys: torch.Tensor, causal=False, window=None) 
     return seen & (keys <= place[:, None] + right if right is not None else True)
 
 
+def seen_by(lengths: list[int], queries: int, keys: int, **reach) -> torch.Tensor:
+    """Which keys of a cache the queries of each entry see; the last query is at the last of its ``lengths``."""
+    valid = torch.arange(keys)
+    return torch.stack([visible(torch.arange(queries) + n - queries, valid, **reach) & (valid < n) for n in lengths])[:, None]
+
+
 def packed_pairs(lengths_q: list[int], lengths_k: list[int], causal=False, window=None) -> torch.Tensor:
     """Which keys each query of packed sequences sees; the last query of a sequence is at its last key."""
     blocks = [visible(torch.arange(q) + k - q, torch.arange(k), causal, window) for q, k in zip(lengths_q, lengths_k)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
 import sys
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -171,20 +171,10 @@ def streams_of_each_device(device: str) -> None:
 CASES = {f.__name__: f for f in (ddp, fsdp2, dtensor_rows, dtensor_columns, dtensor_heads, dtensor_refused, streams_of_each_device)}
 
 
-def main(kind: str, rank: int, store: str, names: list[str]) -> None:
-    """One of the processes."""
-    device = "cpu" if kind == "cpu" else f"cuda:{rank}"
-    if kind != "cpu":
-        torch.cuda.set_device(rank)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    dist.init_process_group("gloo" if kind == "cpu" else "nccl", init_method=f"file://{store}", rank=rank, world_size=WORLD)
-    for name in names:
-        CASES[name](device)
-        dist.barrier()
-        if rank == 0:
-            print("passed", name, flush=True)
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    from several import run_cases
+
+    device = "cpu" if sys.argv[1] == "cpu" else f"cuda:{sys.argv[2]}"
+    if device != "cpu":
+        torch.cuda.set_device(int(sys.argv[2]))
+    run_cases({name: partial(case, device) for name, case in CASES.items()}, *sys.argv[1:])

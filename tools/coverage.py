@@ -1,6 +1,6 @@
 """Show what `apply_to` would patch in each model type of the installed transformers, and why it leaves the rest alone.
 
-    python tools/coverage.py                          every type with a causal LM, masked LM or sequence-to-sequence class
+    python tools/coverage.py                          every type with a causal, masked, sequence-to-sequence or image-text-to-text LM
     python tools/coverage.py --types llama,t5         some types
     python tools/coverage.py --json coverage.json     the same as JSON, with every reason
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import json
 import signal
 import sys
@@ -26,11 +27,17 @@ PARTS = {
     "attention": ("attention",),
     "norms": ("rmsnorm", "layernorm"),
     "gated MLP": ("swiglu", "geglu"),
+    "relu^2": ("relu_squared",),
     "rope": ("rope",),
     "loss": ("cross_entropy",),
     "experts": ("experts",),
 }
-MAPPINGS = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES")
+MAPPINGS = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+)
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
 SECONDS = 120  #: for one type
 
@@ -41,7 +48,7 @@ def types() -> dict[str, str]:
 
     found: dict[str, str] = {}
     for mapping in MAPPINGS:
-        for kind, name in getattr(modeling_auto, mapping).items():
+        for kind, name in getattr(modeling_auto, mapping, {}).items():
             found.setdefault(kind, name if isinstance(name, str) else name[0])
     return dict(sorted(found.items()))
 
@@ -60,24 +67,24 @@ def cover(kind: str, name: str) -> dict:
 
 
 def _made(kind: str, name: str):
-    """Return a model of the type without data."""
+    """Return a model of the type without data. Some classes take the part of the config that describes the text."""
     import torch
     import transformers
 
     cls = getattr(transformers, name)
-    made = None
-    for layers in (2, None):
+    first = None
+    for layers, text in ((2, False), (2, True), (None, False)):
         config = transformers.AutoConfig.for_model(kind)
         try:
+            config = config.get_text_config() if text else config
             if layers is not None:
                 _shorten(config, layers)
             with torch.device("meta"):
-                made = cls(config)
-            break
-        except Exception:
-            if layers is None:
-                raise
-    return made
+                return cls(config)
+        except Exception as error:
+            first = first or error
+    assert first is not None
+    raise first
 
 
 def _shorten(config, layers: int) -> None:
@@ -87,9 +94,13 @@ def _shorten(config, layers: int) -> None:
                 setattr(part, attribute, min(layers, getattr(part, attribute)))
         if type(getattr(part, "first_k_dense_replace", None)) is int:  # mixtures come after the first layers
             part.first_k_dense_replace = min(layers - 1, part.first_k_dense_replace)
-        for attribute, held in list(vars(part).items()):
-            if "layer" in attribute and isinstance(held, list) and len(held) > layers:
-                setattr(part, attribute, held[:layers])
+        if getattr(part, "num_key_value_heads", 0) is None:
+            part.num_key_value_heads = part.num_attention_heads
+        lists = {attribute: held for attribute, held in vars(part).items() if "layer" in attribute and isinstance(held, list) and len(held) > layers}
+        kinds = lists.get("layer_types", [])
+        chosen = sorted(sorted(range(len(kinds)), key=lambda i: (kinds.index(kinds[i]) != i, i))[:layers]) or range(layers)  # of different kinds, if there are any
+        for attribute, held in lists.items():
+            setattr(part, attribute, [held[i] for i in chosen] if len(held) == len(kinds) else held[:layers])
 
 
 def _part(model, report, part: str) -> dict:
@@ -97,18 +108,34 @@ def _part(model, report, part: str) -> dict:
     rows = [row for row in report.rows if row.op in PARTS[part]]
     patched = [row for row in rows if row.state == "would patch"]
     why = Counter(row.reason for row in rows if row.state == "skipped")
-    if part == "norms":
+    if part in _SEEMS:
         known = {row.module for row in rows}
-        why.update(f"{type(m).__name__} computes something else" for n, m in model.named_modules() if n not in known and type(m).__name__.endswith("Norm"))
+        why.update(_SEEMS[part](m) for n, m in model.named_modules() if n not in known)
+        del why[""]
     if not rows and not why:
         return {"patched": 0, "of": 0, "why": {_NONE[part]: 1} if part in _NONE else {}}
     return {"patched": len(patched), "of": len(patched) + why.total(), "why": dict(why)}
 
 
+def _seems_norm(module) -> str:
+    """Return what is said of a module that is named like a norm and not found to be one; else nothing."""
+    name = type(module).__name__
+    return f"{name} computes something else" if name.endswith(("Norm", "NormGated")) else ""
+
+
+def _seems_rope(module) -> str:
+    """Return what is said of a module whose forward calls a function named like rotary embeddings; else nothing."""
+    forward = inspect.unwrap(type(module).forward)
+    names = forward.__code__.co_names if inspect.isfunction(forward) else ()
+    called = [name for name in names if inspect.isfunction(forward.__globals__.get(name)) and ("rotary" in name or "rope" in name)]
+    return f"{type(module).__name__} calls {called[0]}, which computes something else" if called else ""
+
+
+_SEEMS = {"norms": _seems_norm, "rope": _seems_rope}
 _NONE = {
     "attention": "no attention that transformers' interface reaches",
     "gated MLP": "no module computes down(act(gate(x)) * up(x)) between linear layers",
-    "rope": "no attention module calls a function of q, k, cos and sin",
+    "rope": "no module calls a rotary function",
     "loss": "its loss_function is not the cross entropy of the next token",
 }
 

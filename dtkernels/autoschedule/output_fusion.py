@@ -85,7 +85,15 @@ def _shares_elementwise_inputs(shape: SchedulingProblem, output: str, root: str)
     parts, others = shape.algorithm.needed_by((output,)), shape.algorithm.needed_by((root,))
     if own != outer or any(reduction_labels(shape.algorithm, f) for f in (*parts, root)) or any(map(shape.dots, others)):
         return False
-    return bool(_inputs_of(shape, output, own) & _inputs_of(shape, root, own))
+    return bool(_inputs_of(shape, output, own) & _inputs_of(shape, root, own)) or _written_at_one_place(shape, output, root)
+
+
+def _written_at_one_place(shape: SchedulingProblem, output: str, root: str) -> bool:
+    """Return whether both are stored in inputs at the same index, by data: its elements are read once, and one launch does both."""
+    one, other = (shape.algorithm[f].expr for f in (output, root))
+    if not isinstance(one, ex.Write) or not isinstance(other, ex.Write):
+        return False
+    return (one.place.index, one.condition) == (other.place.index, other.condition)
 
 
 def _fits_column_reduction_pass(shape: SchedulingProblem, output: str, root: str) -> bool:

@@ -27,6 +27,7 @@ from .expr import (
     Scalar,
     Scan,
     Unary,
+    Write,
     accesses,
     free_labels,
     is_integer,
@@ -138,6 +139,11 @@ class Algorithm:
                 found[d.name] = "int64"
         return found
 
+    @cached_property
+    def written(self) -> dict[str, str]:
+        """Return the Funcs that are stored in an input, each with that input."""
+        return {d.name: d.expr.place.tensor for d in self.definitions if isinstance(d.expr, Write)}
+
     def whole_tensors(self) -> frozenset[str]:
         """Return the inputs and Funcs whose elements are integers in arithmetic."""
         return self.integer_inputs() | {f for f, dtype in self.whole_funcs.items() if dtype != "bool"}
@@ -145,7 +151,9 @@ class Algorithm:
     @cached_property
     def float8_buffers(self) -> dict[str, str]:
         """Return the inputs and Funcs that are in float8 in memory, with their dtype."""
-        return dict(self.float8) | {d.name: d.expr.dtype for d in self.definitions if isinstance(d.expr, Cast) and d.expr.dtype in FLOAT8}
+        made = {d.name: d.expr.dtype for d in self.definitions if isinstance(d.expr, Cast) and d.expr.dtype in FLOAT8}
+        given = dict(self.float8)
+        return given | made | {f: given[t] for f, t in self.written.items() if t in given}
 
     @property
     def has_float8(self) -> bool:

@@ -41,6 +41,7 @@ def check_algorithm(algorithm: Algorithm, declared_at: Places) -> None:
         _check_labels(algorithm, definition)
         _check_remainders(algorithm, definition)
         expression_kind(definition.expr)
+    _check_writes(algorithm)
     _check_used(algorithm, declared_at)
     _check_extents(algorithm, declared_at)
 
@@ -174,6 +175,42 @@ def _check_reductions(algorithm: Algorithm, node: ex.Expr, bound: frozenset[str]
         _check_reductions(algorithm, child, bound)
 
 
+def _check_writes(algorithm: Algorithm) -> None:
+    """Raise DTError for a write inside an expression, of what is no input, of what is read, or of several values to one element."""
+    for d in algorithm.definitions:
+        inner = next((n for n in d.expr.walk() if isinstance(n, ex.Write) and n is not d.expr), None)
+        if inner is not None:
+            raise DTError("a write is all of a definition", found=f"{inner} inside {d.name}", allowed=f"f[...] = {inner};", at=inner.pos)
+    seen: dict[str, str] = {}
+    for d in (d for d in algorithm.definitions if isinstance(d.expr, ex.Write)):
+        place = d.expr.place  # type: ignore[attr-defined]
+        tensor = place.tensor
+        if tensor not in algorithm.inputs:
+            raise DTError("a write changes an In", found=f"{tensor!r}", allowed=", ".join(algorithm.inputs), at=place.pos or d.pos)
+        if tensor in seen:
+            raise DTError("an In is written by one Func", found=f"{tensor} by {seen[tensor]} and {d.name}", allowed="one of them", at=d.pos)
+        seen[tensor] = d.name
+        missing = [x for x in d.labels if not any(x in ex.free_labels(i) for i in place.index)]
+        if missing:
+            raise DTError("every label of a write is in its index, so that each value has an element of its own", found=f"{place} without {missing[0]}",
+                          allowed=f"a reduction over {missing[0]}", at=place.pos or d.pos)  # fmt: skip
+    for d in algorithm.definitions:
+        own = d.expr.place if isinstance(d.expr, ex.Write) else None
+        for access in ex.accesses(d.expr):
+            if access.tensor in seen and access is not own:
+                raise DTError("what a program writes it does not read", found=f"{access} in {d.name}, which {seen[access.tensor]} writes",
+                              allowed="two programs, one after the other", at=access.pos or d.pos)  # fmt: skip
+            if access.tensor in algorithm and isinstance(algorithm[access.tensor].expr, ex.Write):
+                raise DTError("a write is a result", found=f"{access.tensor}, read by {d.name}", allowed=f"{access.tensor}.compile(); and another program", at=access.pos)
+
+
+def _check_written_results(algorithm: Algorithm, outputs: tuple[str, ...]) -> None:
+    """Raise DTError for a write that no result is: it would not take place."""
+    for d in algorithm.definitions:
+        if isinstance(d.expr, ex.Write) and d.name not in outputs:
+            raise DTError("a write is a result", found=f"{d.name} is not", allowed=f"{d.name}.compile();", at=d.pos)
+
+
 def _check_used(algorithm: Algorithm, declared_at: Places) -> None:
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
     used = {n.tensor for n in nodes if isinstance(n, ex.Access)} | {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Label, ex.Param))}
@@ -205,6 +242,7 @@ def _check_used(algorithm: Algorithm, declared_at: Places) -> None:
 
 def _check_results(program: Program, outputs: tuple[str, ...]) -> None:
     """Check that every Func is a result or contributes to one. A schedule statement is not a use."""
+    _check_written_results(program.algorithm, outputs)
     needed = program.algorithm.needed_by(outputs)
     unused = next((d for d in program.algorithm.definitions if d.name not in needed), None)
     if unused is None:
@@ -291,6 +329,9 @@ def expression_kind(expr: ex.Expr) -> str:
             return "boolean" if dtype == "bool" else "number"
         case ex.Reduce("any" | "all", arg, _):
             return _require_kind("boolean", "boolean", arg)
+        case ex.Write(value, _, condition):
+            _require_kind("boolean", "boolean", *([] if condition is None else [condition]))
+            return _require_kind("number", "number", value)
     return _require_kind("number", "number", *expr.children())
 
 

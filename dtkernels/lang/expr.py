@@ -325,6 +325,15 @@ class Scan(Expr):
     exclusive: bool = False  #: without the element itself; the algebra removes it (rules/scans.py)
 
 
+@dataclass(frozen=True)
+class Write(Expr):
+    """``write(e, K[t[x], y])``: all of a definition, whose value is stored in an input at ``place``, where ``condition`` holds."""
+
+    value: Expr
+    place: Access
+    condition: Expr | None = None
+
+
 INF = Const(math.inf)
 NEG_INF = Unary("-", INF)
 
@@ -440,4 +449,6 @@ def _text_and_precedence(expr: Expr) -> tuple[str, int]:
         case Scan(kind, args, label, reverse, exclusive):
             named = "rrecur(" if kind == "recur" else f"rscan({kind}, "
             return f"{named}{_join(args)}, {label}{', reversed' if reverse else ''}{', exclusive' if exclusive else ''})", ATOM
+        case Write(value, place, condition):
+            return f"write({_join((value, place, *([] if condition is None else [condition])))})", ATOM
     raise TypeError(f"no text for {type(expr).__name__}")

@@ -328,6 +328,8 @@ class _Parser:
             if dtype.text not in ex.TORCH_NAMES:
                 raise DTError("unknown dtype", found=repr(dtype.text), allowed=", ".join(ex.TORCH_NAMES), at=dtype.pos)
             return ex.Cast(arg, dtype.text, pos=name.pos)
+        if name.text == "write":
+            return self._write(name)
         if name.text == "reshape":
             if self.accept(")"):
                 raise DTError("reshape takes a value and its shape", found="nothing", allowed="reshape(e, x, 1)", at=name.pos)
@@ -335,7 +337,7 @@ class _Parser:
             return ex.Reshape(arg, tuple(shape), pos=name.pos)
         if name.text not in ex.FUNCTIONS:
             hint = f"{name.text}[...]" if name.text in self.declared_at else call_hint(name.text)
-            allowed = hint or ", ".join([*ex.FUNCTIONS, *ex.REDUCTIONS, "rdot", "rscan", "rrecur", "cast", "reshape", "len"])
+            allowed = hint or ", ".join([*ex.FUNCTIONS, *ex.REDUCTIONS, "rdot", "rscan", "rrecur", "cast", "reshape", "write", "len"])
             raise DTError("unknown function", found=repr(name.text), allowed=allowed, at=name.pos)
         args = self._expressions(")")
         count, most = (function := ex.FUNCTIONS[name.text]).arguments, function.most or function.arguments
@@ -345,6 +347,16 @@ class _Parser:
             allowed = f"{name.text}[...] for an element of {name.text}" if name.text in self.declared_at else ""
             raise DTError(f"{name.text} takes {count} argument(s)", found=str(len(args)), allowed=allowed, at=name.pos)
         return ex.Call(name.text, args, pos=name.pos)
+
+    def _write(self, name: Token) -> ex.Expr:
+        """Parse the rest of ``write(e, K[t[x]])`` or ``write(e, K[t[x]], condition)``."""
+        form = "write(e, K[i, j]) or write(e, K[i, j], condition)"
+        value, *rest = self._expressions(")") or (ex.Const(0),)
+        if not 1 <= len(rest) <= 2:
+            raise DTError("write takes a value, an element of an In, and perhaps a condition", found=f"{len(rest) + 1} argument(s)", allowed=form, at=name.pos)
+        if not isinstance(rest[0], ex.Access):
+            raise DTError("a write names the element that it changes", found=str(rest[0]), allowed=form, at=rest[0].pos or name.pos)
+        return ex.Write(value, rest[0], *rest[1:], pos=name.pos)
 
     def _ranked(self, name: Token) -> ex.Expr:
         """Parse the rest of ``rtopk(e, y, j)``."""
@@ -400,7 +412,7 @@ def _real(token: Token) -> float:
 
 
 #: functions and reductions whose names a program may declare for something else
-_NAMES = frozenset({*(name for name, f in ex.FUNCTIONS.items() if f.is_name), *ex.NEW_REDUCTIONS})
+_NAMES = frozenset({*(name for name, f in ex.FUNCTIONS.items() if f.is_name), *ex.NEW_REDUCTIONS, "write"})
 #: words that cannot be declared
 RESERVED = (
     frozenset({*_DECLARATIONS, *ex.FUNCTIONS, *ex.REDUCTIONS, "rdot", "rscan", "rrecur", "cast", "reshape", "len", "inf", "true", "false", "and", "or", "not"}) - _NAMES

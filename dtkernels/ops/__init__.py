@@ -15,6 +15,7 @@ from .merge_attention import merge_attention
 from .mmsigmoid import mmsigmoid
 from .registry import register, registered, registered_names
 from .relu import relu
+from .ring_attention import ring_attention, ring_positions
 from .rmsnorm import rmsnorm
 from .rope import rope
 from .softmax import softmax
@@ -25,13 +26,14 @@ _OPS = ["attention", "cross_entropy", "dyt", "gate", "geglu", "layernorm", "lora
 #: folder -> ops in it, imported when they are first asked for
 _FAMILIES = {
     "experts": ["grouped_linear", "grouped_mm", "grouped_swiglu", "moe_mlp", "packed_glu", "sum_rows"],
-    "losses": ["cosine_distance", "jsd", "kl_divergence", "linear_cross_entropy", "linear_jsd", "linear_kl", "linear_logprobs", "logprobs", "tvd", "weighted_cross_entropy"],
+    "losses": ["cosine_distance", "jsd", "kl_divergence", "linear_cross_entropy", "linear_jsd", "linear_kl", "linear_logprobs", "linear_logsumexp", "logprobs", "tvd", "weighted_cross_entropy"],
     "preference": ["cpo", "dpo", "grpo", "kto", "orpo", "simpo"],
-    "norms": ["add_rmsnorm", "embedding", "groupnorm", "modulated_rmsnorm", "multimodal_rope", "partial_rope", "polynorm", "qk_norm_rope", "relu_squared", "sparsemax"],
+    "norms": ["add_rmsnorm", "embedding", "groupnorm", "modulated_rmsnorm", "normalize", "polynorm", "qk_norm_rope", "relu_squared", "sparsemax"],
+    "positions": ["multimodal_rope", "partial_rope", "rotary", "rotary_pairs"],
     "residuals": ["attention_residual", "mix_streams", "multi_token_attention"],
 }
 _FOLDER = {name: folder for folder, names in _FAMILIES.items() for name in names}
-__all__ = [*_OPS, *_FOLDER, "merge_attention", "register"]
+__all__ = [*_OPS, *_FOLDER, "merge_attention", "register", "ring_attention", "ring_positions"]
 
 
 def __getattr__(name: str):

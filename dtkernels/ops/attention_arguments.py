@@ -15,7 +15,8 @@ EXACT = 2**24  #: largest key position that float32, the type of offsets in kern
 #: the arguments of further forms, with their defaults
 FORM_ARGUMENTS: dict[str, object] = {
     "cu_seqlens_q": None, "cu_seqlens_k": None, "segments": None, "segments_k": None, "lengths": None, "block_table": None,
-    "kv_layout": "NHD", "return_lse": False, "dropout_p": 0.0, "seed": None,
+    "kv_layout": "NHD", "return_lse": False, "dropout_p": 0.0, "seed": None, "new_k": None, "new_v": None,
+    "k_scale": None, "v_scale": None,
 }  # fmt: skip
 
 

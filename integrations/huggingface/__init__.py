@@ -26,6 +26,7 @@ except ImportError:  # transformers is absent, or too old to have an attention i
 else:
     HAVE_TRANSFORMERS = True
     register()
+    from .attention.continuous_batching import continuous_batching
     with suppress(ImportError):  # before transformers 5.0 experts had no interface
         register_experts()
 
@@ -38,6 +39,7 @@ __all__ = [
     "PatchReport",
     "Row",
     "apply_to",
+    "continuous_batching",
     "patched",
     "unpatched_calls",
 ]

@@ -25,6 +25,7 @@ _PATCHERS: dict[str, Callable[[nn.Module, PatchReport], None]] = {
     "attention": attention_patch.patch_attention,
     "lora": _patch_lora,
     "relu": activations.patch_relu,
+    "relu_squared": activations.patch_relu_squared,
     "softmax": activations.patch_softmax,
     "two_mm": linear_chains.patch_chains,
     "gate": linear_chains.patch_gates,
@@ -62,15 +63,16 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
 
         attention   softmax(q k^T * scale + mask) v, in Hugging Face models, through their AttentionInterface
         relu        max(x, 0), in nn.ReLU modules; on request only: torch's is as fast
+        relu_squared    max(x, 0)^2, in activation modules that compute it; on request only
         lora        y + scale * (x A') B', in LoRA layers of PEFT
         softmax     exp(x) / sum(exp(x)) over the last dimension, in nn.Softmax modules; on request only
         two_mm      (x A) B, in nn.Sequential modules: two nn.Linear in a row, narrow in the middle; on request only
         gate        sigmoid(x A + b), in nn.Sequential modules: nn.Linear, then nn.Sigmoid; on request only
-        rmsnorm     x / sqrt(mean(x^2) + eps) * (w, or 1 + w), in modules that compute it
-        layernorm   (x - mean) / sqrt(var + eps) * w + b, in nn.LayerNorm modules; on request only
+        rmsnorm     x / sqrt(mean(x^2) + eps) * (w, 1 + w, or nothing), of rows or groups, with a gate or without, in modules that compute it
+        layernorm   (x - mean) / sqrt(var + eps) * w + b, in nn.LayerNorm modules and others that compute the like; on request only
         swiglu      silu(gate(x)) * up(x), in MLPs that compute it between linear layers
         geglu       gelu(gate(x)) * up(x), the same
-        rope        q and k rotated by cos and sin, in attention modules that call a function for it
+        rope        q and k rotated by cos and sin, in attention modules that call a function for it: halves or neighbours, all or some elements
         experts     sums of w * down(act(up(x))) over each token's experts, whose weights lie in one tensor; on request only
         cross_entropy   of the next token, where a Hugging Face model's loss_function computes that
         linear_cross_entropy   the same without making logits in training, unless something reads outputs.logits; by name only, not by "all"
@@ -92,7 +94,6 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     masks of the dtype's lowest number, give it the mean of the values. No query that sees a key depends on it.
 
     Calls that a kernel does not support (dropout of attention weights, ...) take the model's own path and are counted in the report.
-    A gate that a forward computes by a function, torch.sigmoid(self.gate(x)), is not found: call dtkernels.ops.gate there.
     A second call patches nothing and reports "already". Give each model its own config (`copy.deepcopy(config)`): it holds the attention switch.
 
     Raises TypeError if `model` is no nn.Module, ValueError for an unknown op, PatchError as said above.

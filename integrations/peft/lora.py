@@ -58,8 +58,8 @@ def lora_forward(record: CallRecord, module: LoraLayer, x: torch.Tensor, *args, 
     x: (..., in); returns (..., out) in the dtype of base(x). Merged and disabled adapters take the layer's own forward. So do
     calls that the op does not support; those are counted.
     """
-    names = [name for name in module.active_adapters if name in module.lora_A]
-    if module.disable_adapters or module.merged or not names:
+    names = active(module)
+    if not names:
         return type(module).forward(module, x, *args, **kwargs)
     reason = _unsupported(module, names, x, kwargs)
     record.count(reason, x)
@@ -69,6 +69,23 @@ def lora_forward(record: CallRecord, module: LoraLayer, x: torch.Tensor, *args, 
     for name in names:
         result = _add(result, module.lora_dropout[name](x), module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name])
     return result
+
+
+def active(module: LoraLayer) -> list[str]:
+    """Return the adapters that a call adds to the base layer: none where they are disabled or merged into it."""
+    return [] if module.disable_adapters or module.merged else [name for name in module.active_adapters if name in module.lora_A]
+
+
+def why_not_added(module: LoraLayer, names: list[str]) -> str | None:
+    """Return why what these adapters add is no product of two plain weights, or None."""
+    if not all(plain(layer[name].weight) for name in names for layer in (module.lora_A, module.lora_B)):
+        return "weights that are sharded"
+    return next((why for name in names if (why := _why_not_plain(module, name)) is not None), None)
+
+
+def other_kind(module: nn.Module) -> str | None:
+    """Return why a LoRA layer is none over a plain linear layer, or None."""
+    return _other_kind(module, sys.modules["peft.tuners.lora.layer"].Linear)  # type: ignore[arg-type]
 
 
 def _add(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:

@@ -115,14 +115,56 @@ def test_copies_and_hooks_and_autocast():
     report.undo()
 
 
-def test_an_adapter_on_the_last_layer_is_left_alone_and_told_of():
+def adapted(base="llama", adapters=("default",), **more):
     peft = pytest.importorskip("peft")
-    model = peft.get_peft_model(made("llama"), peft.LoraConfig(r=4, target_modules=["lm_head"], init_lora_weights=False))
+    config = {"r": 4, "target_modules": ["lm_head"], "init_lora_weights": False, **more}
+    model = peft.get_peft_model(made(base), peft.LoraConfig(**config))
+    for name in adapters[1:]:
+        model.add_adapter(name, peft.LoraConfig(**{**config, "r": 3}))
+    model.base_model.set_adapter(list(adapters))
+    return model
+
+
+@pytest.mark.parametrize("asked", [["linear_cross_entropy"], ["lora", "linear_cross_entropy"]], ids=["alone", "and lora"])
+@pytest.mark.parametrize("given", [{}, {"base": "gemma2"}, {"adapters": ("default", "other")}, {"lora_dropout": 0.5}], ids=["one", "capped", "two", "dropout"])
+def test_an_adapter_on_the_last_layer(given, asked):
+    """Gradients reach the adapters and the layers before, and the weight has none."""
+    model, head = adapted(**given), "base_model.model.lm_head"
+    torch.manual_seed(1)
     right, gradients = step(model)
-    with patched(model, ops=["linear_cross_entropy"]) as report:
+    with patched(model, ops=asked) as report:
+        torch.manual_seed(1)
         found, ours = step(model)
-    assert torch.equal(found.loss, right.loss) and "Linear is no nn.Linear" in str(report) and not report.patched
-    assert all(torch.equal(ours[key], wanted) for key, wanted in gradients.items())
+        assert type(found.logits) is LazyLogits and found.logits.made is None
+        torch.testing.assert_close(found.logits.sum(-1), right.logits.sum(-1))
+    torch.testing.assert_close(found.loss, right.loss)
+    assert report.calls["linear_cross_entropy"] == 1 and not report.fallbacks and ours.keys() == gradients.keys()
+    assert any("lora_A" in key for key in ours) and not any("base_layer" in key for key in ours)
+    for key, wanted in gradients.items():
+        torch.testing.assert_close(ours[key], wanted, atol=1e-5, rtol=1e-4)
+    assert "forward" not in vars(model.get_submodule(head))
+
+
+def test_adapters_that_are_merged_disabled_or_of_another_kind():
+    model = adapted()
+    model.get_base_model().model.embed_tokens.weight.requires_grad_()  # without adapters something must learn
+
+    def agrees():
+        found = step(model)[0]
+        assert type(found.logits) is LazyLogits and found.logits.made is None
+        torch.testing.assert_close(found.loss, torch.nn.functional.cross_entropy(found.logits[:, :-1].flatten(0, 1), LABELS[:, 1:].flatten()))
+
+    with patched(model, ops=["linear_cross_entropy"]) as report:
+        with model.disable_adapter():
+            agrees()
+        model.merge_adapter()
+        agrees()
+    assert not report.fallbacks
+    model = adapted(use_dora=True)
+    right = step(model)[0].loss
+    with patched(model, ops=["linear_cross_entropy"]) as report:
+        assert torch.equal(step(model)[0].loss, right)
+    assert "a variant of LoRA such as DoRA" in str(report) and not report.patched
 
 
 def test_what_the_op_is_given(monkeypatch):

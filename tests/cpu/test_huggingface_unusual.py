@@ -67,7 +67,7 @@ def test_a_layernorm_that_lost_its_bias_runs_without():
     report = apply_to(model, "layernorm")
     model.bias = None
     torch.testing.assert_close(model(x), nn.functional.layer_norm(x, (8,), model.weight))
-    assert report.fallbacks == {"it has no weight or no bias": 1}
+    assert report.calls == {"layernorm": 1} and not report.fallbacks
 
 
 def test_softmax_under_autocast_of_the_cpu_keeps_the_dtype():

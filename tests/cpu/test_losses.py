@@ -49,6 +49,27 @@ def test_linear_cross_entropy_by_kernels(ours, theirs):
     compare(lambda h, w, b: ops.linear_cross_entropy(h, w, TARGET, b, **ours), lambda *t: cross_entropy(*t, **theirs), tensors, 1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_product_of_low_rank_is_added(dtype):
+    tensors = [t.to(dtype) for t in (HIDDEN, WEIGHT, normal(X, 3, seed=5), normal(V, 3, seed=6))]
+    ours, theirs = OPTIONS[-1]
+    truth = lambda h, w, p, q: cross_entropy(torch.cat((h, p), -1), torch.cat((w, q), -1), **theirs)  # noqa: E731
+    compare(lambda h, w, p, q: ops.linear_cross_entropy(h, w, TARGET, lora=(p, q), **ours), truth, tensors, 1e-4)
+
+
+def test_what_one_shard_adds():
+    """Log-sum-exp and the logit of the target, 0 where the shard has it not; with smoothing a share of all logits."""
+    target, h = torch.tensor([0, -1, V, 5]), HIDDEN[:4]
+
+    def theirs(h, w, b):
+        z = 2 * torch.tanh(F.linear(h, w, b) / 2)
+        picked = torch.where((target >= 0) & (target < V), z.gather(-1, target.clamp(0, V - 1)[:, None])[:, 0], 0)
+        return z.logsumexp(-1), 0.9 * picked + 0.1 / 50 * z.sum(-1)
+
+    call = lambda h, w, b: tuple(ops.linear_logsumexp(h, w, target, b, softcap=2.0, label_smoothing=0.1, classes=50))  # noqa: E731
+    compare(call, theirs, (h, WEIGHT, BIAS), 3e-5)
+
+
 def test_shift_and_leading_dimensions():
     h, t = normal(2, 6, K), torch.arange(12).view(2, 6)
     compare(lambda h, w: ops.linear_cross_entropy(h, w, t, shift=True), lambda h, w: F.cross_entropy((h @ w.T)[:, :-1].reshape(-1, V), t[:, 1:].reshape(-1)), (h, WEIGHT), 3e-5)
@@ -96,6 +117,10 @@ def test_targets_out_of_range(monkeypatch):
         (lambda: ops.linear_cross_entropy(HIDDEN, WEIGHT, TARGET, softcap=0), ValueError, "softcap is a number above 0"),
         (lambda: ops.linear_cross_entropy(HIDDEN, WEIGHT, TARGET, label_smoothing=2), ValueError, "label_smoothing is 2; allowed: 0 to 1"),
         (lambda: ops.linear_cross_entropy(HIDDEN, WEIGHT, TARGET, reduction="all"), ValueError, "reduction is 'all'"),
+        (lambda: ops.linear_cross_entropy(HIDDEN, WEIGHT, TARGET, lora=(HIDDEN, WEIGHT[:3])), ValueError, "lora is .* and .V, R.; got shapes"),
+        (lambda: ops.linear_cross_entropy(HIDDEN, WEIGHT, TARGET, lora=HIDDEN), TypeError, "lora is Tensor; allowed: a pair of tensors"),
+        (lambda: ops.linear_cross_entropy(HIDDEN, WEIGHT, TARGET, lora=(3, HIDDEN)), TypeError, r"lora\[0\] is a int; allowed: a tensor"),
+        (lambda: ops.linear_cross_entropy(HIDDEN, WEIGHT, TARGET, group="all"), TypeError, "group is str; allowed: a torch.distributed.ProcessGroup"),
         (lambda: ops.linear_cross_entropy(3, WEIGHT, TARGET), TypeError, "hidden is a int"),
         (lambda: ops.linear_logprobs(HIDDEN, WEIGHT, TARGET, temperature=0), ValueError, "temperature is 0; allowed: above 0"),
         (lambda: ops.jsd(HIDDEN, HIDDEN, 1.0), ValueError, "beta is 1.0"),
@@ -312,3 +337,66 @@ def test_qk_norm_rope(dtype):
         return tuple(turned(F.rms_norm(x, (8,), weight + 1, 1e-6), c, s) for x, weight in ((q, w), (k, v)))
 
     compare(lambda *t: ops.qk_norm_rope(*t, offset=1), theirs, tensors, 1e-4)
+
+
+# -- logits of -inf -----------------------------------------------------------------------------------------------------
+
+INF = float("-inf")
+
+
+def masked_logits():
+    """Rows that both mask alike, that only the teacher masks, and that nobody masks."""
+    s, t = normal(5, V), normal(5, V, seed=1)
+    s[0, 3] = t[0, 3] = s[1, :9] = t[1, :9] = t[2, 7] = INF
+    return s, t
+
+
+def log_softmaxes(*logits):
+    """Finite ones: 0 times them is 0."""
+    return [F.log_softmax(z, -1).clamp_min(-1e30) for z in logits]
+
+
+def divergence(s, t):
+    a, b = log_softmaxes(s, t)
+    return (b.exp() * (b - a)).sum(-1)
+
+
+def shannon(s, t):
+    a, b = log_softmaxes(s, t)
+    m = torch.logaddexp(a, b) - torch.log(torch.tensor(2.0, dtype=a.dtype))
+    return (a.exp() * (a - m) + b.exp() * (b - m)).sum(-1) / 2
+
+
+def entropy(z):
+    (a,) = log_softmaxes(z)
+    return -(a.exp() * a).sum(-1)
+
+
+MASKED = {
+    "kl": (lambda s, t: ops.kl_divergence(s, t, reduction="none"), divergence),
+    "jsd": (lambda s, t: ops.jsd(s, t, reduction="none"), shannon),
+    "tvd": (lambda s, t: ops.tvd(s, t, reduction="none"), lambda s, t: (s.softmax(-1) - t.softmax(-1)).abs().sum(-1) / 2),
+    "entropy": (lambda s, t: ops.logprobs(t, torch.full((5,), 20))[1], lambda s, t: entropy(t)),
+    "entropy of a last layer": (
+        lambda s, t: ops.linear_logprobs(normal(5, K).float(), normal(V, K, seed=1).float(), torch.full((5,), 20), t[1])[1],
+        lambda s, t: entropy(F.linear(normal(5, K).float().double(), normal(V, K, seed=1).float().double(), t[1])),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_logit_of_minus_infinity_counts_as_nothing(name):
+    ours, truth = MASKED[name]
+    found, wanted = ([z.to(dtype).requires_grad_() for z in masked_logits()] for dtype in (torch.float32, torch.float64))
+    got, expected = ours(*found), truth(*wanted)
+    used = slice(1 if name.startswith("entropy") else 0, 2)
+    adjoint = torch.linspace(-1, 2, 5)
+    grads, true = (torch.autograd.grad(o, z[used], adjoint.to(o.dtype)) for o, z in ((got, found), (expected, wanted)))
+    for a, b in ((got, expected), *zip(grads, true, strict=True)):
+        assert a.isfinite().all() and (a.double() - b).abs().max() < 1e-5 * (1 + b.abs().max())
+
+
+def test_a_divergence_from_what_is_ruled_out_is_infinite():
+    s, t = (z.float() for z in masked_logits())
+    s[3, 5] = INF
+    assert ops.kl_divergence(s, t, reduction="none").isinf().tolist() == [False, False, False, True, False]

@@ -83,10 +83,10 @@ def op(name: str, **params) -> tuple[Algorithm, tuple[str, ...]]:
     return bind_parameters(spec.algorithm, params), spec.outputs
 
 
-def derived(name: str, **params):
-    """The gradient of a shipped op with respect to everything."""
+def derived(name: str, scalars: bool = True, **params):
+    """The gradient of a shipped op with respect to every input, and to its ``scalars``."""
     a, outs = op(name, **params)
-    return gradient(differentiable_form(a, outs), outs, a.inputs + a.scalars)
+    return gradient(differentiable_form(a, outs), outs, a.inputs + (a.scalars if scalars else ()))
 
 
 # -- docstrings ---------------------------------------------------------------------------------------------------------
@@ -155,16 +155,22 @@ def test_no_rule_names_an_op():
 
 
 def test_attention_saves_the_output_and_the_logarithm_of_the_sum():
-    g = derived("attention")
+    g = derived("attention", scalars=False)
     assert g.forward_outputs == ("attention", "total_log")
     assert str(g.forward["total_log"]) == "total_log[b, h, m] = cast(log(total[b, h, m]), fp32);"
     assert sorted(g.backward.inputs) == ["K", "Q", "V", "attention", "d_attention", "total_log"]
     assert g.backward.scalars == ("scale",)
-    assert g.grads == {"Q": "d_Q", "K": "d_K", "V": "d_V", "scale": "d_scale"}
+    assert g.grads == {"Q": "d_Q", "K": "d_K", "V": "d_V"}
+
+
+def test_the_gradient_of_attentions_scale_takes_one_number_a_row_more():
+    g = derived("attention")
+    assert g.forward_outputs == ("attention", "total_log", "total_mean")
+    assert str(g.backward["d_scale"]).count("- cast(total_mean[b, h, m], fp32)") == 1
 
 
 def test_attention_backward_is_that_of_flash_attention():
-    text = lines(derived("attention").backward)
+    text = lines(derived("attention", scalars=False).backward)
     assert "d_total[b, h, m] = -rsum(d_attention[b, h, m, n] * attention[b, h, m, n], n);" in text
     assert "d_e[b, h, m, l] = rdot(d_attention[b, h, m, n], V[b, h, l, n], n) + d_total[b, h, m];" in text
     assert "d_scores[b, h, m, l] = d_e[b, h, m, l] * e[b, h, m, l];" in text
@@ -179,7 +185,7 @@ def test_a_sink_is_shifted_with_the_sum_it_is_added_to_and_back():
     text = lines(prepare_algorithm(a, outs))
     assert "rest[b, h, m] = exp(sink[h] - where(total_shift[b, h, m] > -inf, total_shift[b, h, m], 0));" in text
     assert "total[b, h, m] = rsum(e[b, h, m, l], l) + rest[b, h, m];" in text
-    g = derived("attention", sinks=True)
+    g = derived("attention", scalars=False, sinks=True)
     assert g.forward_outputs == ("attention", "total_log") and "attention" in g.backward.inputs
     text = lines(g.backward)
     assert "d_total[b, h, m] = -rsum(d_attention[b, h, m, n] * attention[b, h, m, n], n);" in text
@@ -397,6 +403,15 @@ def test_a_reduction_over_an_absent_label():
             "m[x] = rmean(A[x, c], c);  n[x] = rmean(B[x, c], c);  f[x] = rmean(A[x, c] * B[x, c], c) - n[x] * m[x];",
             "f[x] = rsum((A[x, c] - m[x]) * (B[x, c] - n[x]), c) / len(c);",
         ),
+        (
+            "m[x] = rmean(A[x, c], c);  f[x] = rsqrt(rmean(A[x, c] * A[x, c], c) + 0.5 - m[x] * m[x]);",
+            "f[x] = rsqrt(rsum((A[x, c] - m[x]) * (A[x, c] - m[x]), c) / len(c) + 0.5);",
+        ),
+        (
+            "m[x] = rmean(A[x, c], c);  f[x] = B[x, 0] - (m[x] * m[x] - rmean(A[x, c] * A[x, c], c));",
+            "f[x] = B[x, 0] - -(rsum((A[x, c] - m[x]) * (A[x, c] - m[x]), c) / len(c));",
+        ),
+        ("m[x] = rmean(A[x, c], c);  f[x] = rmean(A[x, c] * A[x, c], c) + 0.5 + m[x] * m[x];", None),
         ("m[x] = rmean(A[x, c], c);  n[x] = rmean(B[x, c], c);  f[x] = rmean(A[x, c] * A[x, c], c) - n[x] * m[x];", None),
         ("f[x] = rsum(A[x, c] * A[x, c], c) - rsum(A[x, c], c) * rsum(A[x, c], c);", None),
         ("f[x] = rmean(A[x, c] * A[x, c], c) + rmean(A[x, c], c) * rmean(A[x, c], c);", None),

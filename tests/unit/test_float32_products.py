@@ -5,6 +5,7 @@ import pytest
 from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.cost.candidate_time import CandidateTime
 from dtkernels.autoschedule.cost.kernel_config import read_kernels
+from dtkernels.autoschedule.cost.predicted_time import predicted_time
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.autoschedule.problem import SchedulingProblem
 from dtkernels.codegen.target import target
@@ -40,6 +41,8 @@ def test_predicted_times_are_near_measured_ones(case):
         text = f"f.block(x:{rows}, y:{columns}); f.tensorize(x:{rows}, y:{columns}, k:{depth}); f.map(x:x1/8, y, x1); f.num_warps({warps});"
         text += f" f.split(k:{parts});" * (parts > 1) + " f.approximate(rdot);" * tripled
         predicted[us] = time(read_kernels(text)[0])
+        shape = problem(*case)
+        assert predicted_time(text, shape.known, shape.sizes, shape.itemsize, shape.target) == predicted[us], "a candidate and a total price it alike"
         assert 0.6 < predicted[us] / us < 1.4, (text, us, predicted[us])
     assert predicted[min(predicted)] < 1.1 * min(predicted.values()), predicted
 

@@ -19,9 +19,10 @@ STAGES = ("nest", "triton")
 
 #: ops at the first shape of their spec
 OF_FIRST_SHAPE = (
-    "attention_residual", "logprobs", "mix_streams", "modulated_rmsnorm", "multi_token_attention", "multimodal_rope", "weighted_cross_entropy",
+    "attention_residual", "logprobs", "normalize", "rotary", "rotary_pairs", "mix_streams", "modulated_rmsnorm", "multi_token_attention", "multimodal_rope", "weighted_cross_entropy",
     "add_rmsnorm", "cosine_distance", "cpo", "dpo", "embedding", "grouped_linear", "grouped_mm", "grouped_swiglu", "groupnorm", "grpo", "jsd", "kl_divergence", "kto",
-    "linear_cross_entropy", "linear_jsd", "linear_kl", "linear_logprobs", "orpo", "packed_glu", "partial_rope", "polynorm", "qk_norm_rope", "relu_squared", "simpo", "sparsemax", "sum_rows", "tvd",
+    "linear_cross_entropy", "linear_jsd", "linear_kl", "linear_logprobs", "linear_logsumexp",
+    "orpo", "packed_glu", "partial_rope", "polynorm", "qk_norm_rope", "relu_squared", "simpo", "sparsemax", "sum_rows", "tvd",
 )  # fmt: skip
 #: golden name -> op, shape, parameters
 OPS = {
@@ -41,6 +42,7 @@ OPS = {
     "op_geglu": ("geglu", (1 << 24,), {}),
     "op_rope": ("rope", (4, 32, 4096, 128, 8), {}),
     "op_cross_entropy": ("cross_entropy", (8192, 32768), {}),
+    "op_linear_cross_entropy_lora": ("linear_cross_entropy", None, {"adapted": True}),
     **{f"op_{name}": (name, None, {}) for name in OF_FIRST_SHAPE},
 }
 CASES = [*OPS, *PROGRAMS]

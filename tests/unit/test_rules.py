@@ -11,6 +11,7 @@ from dtkernels.autoschedule.fit_resources import element_bytes, first_too_large
 from dtkernels.autoschedule.problem import SchedulingProblem
 from dtkernels.autoschedule.rules import registry
 from dtkernels.autoschedule.rules.chain_candidates import chain_candidates
+from dtkernels.autoschedule.rules.gemm_row_reduction import gemm_row_reduction_tiles
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
@@ -88,6 +89,7 @@ def test_a_candidate_is_taken_if_it_is_predicted_to_be_well_faster(monkeypatch):
     ("Func f; In A; Var x; RVar k; f[x] = rsum(A[x, k], k);", "elementwise, reductions, transposes"),
     ("Func f; In A, B; Var x, y; RVar k; f[x, y] = rdot(A[x, k], B[k, y], k);", "products"),
     ("Func t, f; In A, B; Var x; RVar k, y; t[x, y] = rdot(A[x, k], B[k, y], k); f[x] = rmax(t[x, y], y);", "product and row reduction"),
+    ("Func t, f; In A, B, C, D; Var x; RVar k, r, y; t[x, y] = rdot(A[x, k], B[k, y], k) + rdot(C[x, r], D[y, r], r); f[x] = rmax(t[x, y], y);", "product and row reduction"),
     (CHAIN.format(g=4), "chained products"),
 ])  # fmt: skip
 def test_a_kernel_is_of_one_kind(text, kind):
@@ -95,6 +97,17 @@ def test_a_kernel_is_of_one_kind(text, kind):
     shape = SchedulingProblem(algorithm, ("f",), dict.fromkeys(algorithm.labels, 128), 2, H200)
     members = list(reversed(algorithm.funcs))
     assert next(k.name for k in registry.KINDS if next(iter(k.configs(shape, "f", members)), None)) == kind
+
+
+def test_rows_of_a_sum_of_products_are_swept_in_tiles():
+    """A product of low rank beside a long one takes tiles of the long one; before, columns were taken one by one."""
+    text = "Func t, f; In A, B, C, D; Var x; RVar k, r, y; t[x, y] = rdot(A[x, k], B[y, k], k) + rdot(C[x, r], D[y, r], r); f[x] = rsum(exp(t[x, y]), y);"
+    found = default_schedule(prepare_algorithm(parse(text).algorithm, ("f",)), ("f",), {"x": 8192, "y": 128256, "k": 4096, "r": 16}, 2, H200)
+    tile = found.sizes("f", "tensorize")
+    assert tile["x"] >= 64 and tile["y"] >= 128 and tile["k"] >= 32 and tile["r"] == 16
+    text = "Func t, f; In A, B, C, D; Var x; RVar k, r, y; t[x, y] = rdot(A[x, k], B[y, k], k) + rdot(C[r], D[y, r], r); f[x] = rmax(t[x, y], y);"
+    algorithm = prepare_algorithm(parse(text).algorithm, ("f",))  # a vector's product has one side only
+    assert gemm_row_reduction_tiles(SchedulingProblem(algorithm, ("f",), dict.fromkeys(algorithm.labels, 128), 2, H200), "f", ["f", "t"]) is None
 
 
 SHARED = "Func s, f, g; In A, B, C; Var x, y; RVar k; s[x, k] = rdot(A[x, y], B[y, k], y); f[x, y] = rdot(s[x, k], C[k, y], k); g[x, k] = rdot(f[x, y], B[y, k], y) + s[x, k];"

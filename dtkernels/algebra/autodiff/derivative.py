@@ -50,6 +50,8 @@ def contributions(expr: ex.Expr, adjoint: ex.Expr, labels: tuple[str, ...], valu
             return
         case ex.Cast(_, dtype) if dtype in ex.FLOAT8:
             raise DTError("a cast to float8 has no gradient", found=str(expr), allowed="a gradient of the value before the cast, in a program of its own", at=expr.pos)
+        case ex.Write():
+            raise DTError("a write has no gradient", found=str(expr), allowed="torch.no_grad()", at=expr.pos)
         case ex.Cast(arg, _) | ex.Reshape(arg, _):
             yield from contributions(arg, adjoint, labels)
         case ex.Reduce("sum", arg, over):

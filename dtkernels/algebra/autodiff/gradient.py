@@ -20,10 +20,11 @@ from ..rules.data_index.grouped_products import labels_without_data
 from ..rules.func_cse import merge_equal_funcs
 from ..rules.operand_cse import merge_equal_operands
 from ..smart_constructors import ZERO, add_with_common_factors, is_zero, negate, simplify, where
+from .centered_weights import center_weights, inline_scores, name_scores
 from .chained_products import inner_products, with_named_products
 from .derivative import Contribution, contributions
 from .rematerialization import Product
-from .saved_tensors import SavedTensors, choose_saved_tensors
+from .saved_tensors import choose_saved_tensors
 from .scan_adjoint import Parts, scan_adjoint
 
 
@@ -60,12 +61,17 @@ def gradient(
         again = {n for d in plain.backward.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)}
         products = tuple(p for p in products if p in algorithm or named[p].expr in again)
         algorithm = with_named_products(algorithm, products)
-    r = _Reverse(algorithm, outputs)
-    r.run()
-    grads = {name: func for name in wanted if (func := r.collect(name)) is not None}
-    grads = {name: func for name, func in grads.items() if r.reads(func)}  # a gradient that reads no adjoint is 0
-    backward = cancel_deviations(r.algorithm_of(tuple(grads.values())))
-    saved: SavedTensors = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products, exchange)
+    named = name_scores(algorithm, outputs, wanted)
+    r, grads, backward = _reversed(named, outputs, wanted)
+    centered, means = center_weights(named, outputs, backward, r.adjoints)
+    if centered != backward:
+        new = set(named.funcs) - set(algorithm.funcs)
+        whole = inline_scores(named.with_definitions((*named.definitions, *means)), new)
+        means = tuple(whole[m.name] for m in means)
+        algorithm, backward = whole.with_definitions(tuple(d for d in whole.definitions if d not in means)), inline_scores(centered, new)
+    elif named is not algorithm:
+        r, grads, backward = _reversed(algorithm, outputs, wanted)
+    saved = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products, exchange).with_extra(means)
     single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
     backward = in_float32(saved.backward, single | set(saved.extra))
     returned = outputs + saved.extra + saved.products
@@ -73,6 +79,15 @@ def gradient(
     backward = _gradients_in_float32(algorithm, outputs, backward, grads)
     backward = replace(backward, stands_for=_computed_input_sources(saved.forward, backward, r.adjoint_inputs))
     return Gradient(saved.forward, returned, backward, r.adjoint_inputs, grads, saved.products)
+
+
+def _reversed(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[_Reverse, dict[str, str], Algorithm]:
+    """Return the reverse accumulation, the Func of each gradient, and forward and backward Funcs together."""
+    r = _Reverse(algorithm, outputs)
+    r.run()
+    grads = {name: func for name in wanted if (func := r.collect(name)) is not None}
+    grads = {name: func for name, func in grads.items() if r.reads(func)}  # a gradient that reads no adjoint is 0
+    return r, grads, cancel_deviations(r.algorithm_of(tuple(grads.values())))
 
 
 def savable_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Product, ...]:
@@ -144,6 +159,7 @@ class _Reverse:
         self.taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
         self.received: dict[str, list[Contribution]] = {}
         self.adjoint_inputs = {o: fresh_name(f"d_{o}", self.taken) for o in outputs}
+        self.adjoints: dict[str, ex.Expr] = {}  #: Func -> its adjoint over its own labels
         self.new: list[Definition] = []
         self.new_labels: list[str] = []
         self.new_extents: list[tuple[str, str, int]] = []
@@ -158,6 +174,7 @@ class _Reverse:
             adjoint = self._adjoint(d)
             if adjoint is None:
                 continue
+            self.adjoints[d.name] = adjoint
             value = ex.Access(d.name, tuple(ex.Label(label) for label in d.labels))
             parts: Parts = ((d.expr, adjoint),)
             if isinstance(d.expr, ex.Scan):

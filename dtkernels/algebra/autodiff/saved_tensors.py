@@ -35,6 +35,12 @@ class SavedTensors:
     extra: tuple[str, ...]
     products: tuple[str, ...] = ()
 
+    def with_extra(self, values: tuple[Definition, ...]) -> SavedTensors:
+        """Return the same with more row values that forward makes and ``backward`` reads."""
+        read = tuple(v for v in values if v.name in self.backward.inputs)
+        forward = self.forward.with_definitions((*self.forward.definitions, *read)) if read else self.forward
+        return replace(self, forward=forward, extra=(*self.extra, *(v.name for v in read)))
+
 
 def choose_saved_tensors(
     forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: tuple[str, ...], products: tuple[str, ...] = (), exchange: bool = True
@@ -45,7 +51,7 @@ def choose_saved_tensors(
     """
     extra: list[Definition] = []
     moved: set[str] = set()  # Funcs that the shift changes: an output of that name holds other values
-    for d, argument in _sums_of_exponentials(forward, outputs):
+    for d, argument in sums_of_exponentials(forward, outputs):
         if d.name in backward and not moved & set(backward.needed_by(tuple(a.tensor for a in ex.accesses(argument) if a.tensor in backward))):
             name = fresh_name(f"{d.name}_log", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, *forward.funcs})
             uses = [a for x in forward.definitions for a in ex.accesses(x.expr) if a.tensor == d.name]
@@ -81,7 +87,7 @@ def choose_saved_tensors(
     return SavedTensors(with_extra, backward, tuple(e.name for e in used), kept)
 
 
-def _sums_of_exponentials(forward: Algorithm, outputs: tuple[str, ...]) -> list[tuple[Definition, ex.Expr]]:
+def sums_of_exponentials(forward: Algorithm, outputs: tuple[str, ...]) -> list[tuple[Definition, ex.Expr]]:
     """Return the sums of exponentials that are no outputs, with the arguments of exp; those that others are made from come after those.
 
     The saved logarithm of a sum shifts what is made from that sum, so a sum of that is replaced by its own logarithm first.

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import reduce
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
-from ..smart_constructors import ZERO, simplify
+from ..smart_constructors import ZERO, add, negate, simplify
 from .canonicalize import inline_access
 
 
@@ -22,7 +23,7 @@ def center_moments(algorithm: Algorithm, outputs: tuple[str, ...], inline: froze
 
     Exact: ``E[f * g] - E[f] * E[g] = E[(f - E[f]) * (g - E[g])]`` for means over the same labels, and any multiple of it;
     ``rsum(f * g, c) - rsum(f, c) * rsum(g, c) / len(c)`` is one. In floating point the left side has the rounding errors of
-    ``E[f * g]``, however small the difference is. Funcs in ``inline`` (all, if None) are looked through where the mean of
+    ``E[f * g]``, however small the difference is. Other terms may stand between the two (``m2[x] + eps - m[x] * m[x]``). Funcs in ``inline`` (all, if None) are looked through where the mean of
     products stands in one; those that nothing uses any more go.
     """
     definitions = tuple(replace(d, expr=d.expr.transform(lambda node: _centered(node, algorithm, inline))) for d in algorithm.definitions)
@@ -102,21 +103,43 @@ def _monomial(e: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None = 
 
 
 def _centered(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) -> ex.Expr:
-    if not (isinstance(node, ex.Binary) and node.op == "-"):
+    """Rewrite a mean of products and a product of means among the terms of a sum, in any order: ``eps + m2[x] - m[x] * m[x]``."""
+    if not (isinstance(node, ex.Binary) and node.op in "+-"):
         return node
-    products, means = _monomial(node.left, algorithm, inline), _monomial(node.right, algorithm)
+    terms = _signed_terms(node)
+    for i, (sign, products) in enumerate(terms):
+        for j, (other, means) in enumerate(terms):
+            if sign != other and (found := _deviations(products, means, algorithm, inline)) is not None:
+                left = [(s, found if at == i else e) for at, (s, e) in enumerate(terms) if at != j]
+                return reduce(lambda total, term: add(total, term[1] if term[0] > 0 else negate(term[1])), left, ZERO)  # type: ignore[arg-type,return-value]
+    return node
+
+
+def _signed_terms(e: ex.Expr, sign: int = 1) -> list[tuple[int, ex.Expr]]:
+    """Return the terms of sums and differences, each with 1 or -1."""
+    match e:
+        case ex.Binary("+" | "-" as op, a, b):
+            return _signed_terms(a, sign) + _signed_terms(b, sign if op == "+" else -sign)
+        case ex.Unary("-", a):
+            return _signed_terms(a, -sign)
+    return [(sign, e)]
+
+
+def _deviations(moment_of: ex.Expr, means_of_both: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) -> ex.Expr | None:
+    """Return a mean of products less a product of means as that of deviations; None if the two are not of that form."""
+    products, means = _monomial(moment_of, algorithm, inline), _monomial(means_of_both, algorithm)
     if products is None or means is None or len(products.sums) != 1 or len(means.sums) != 2:
-        return node
+        return None
     moment, over = products.sums[0], products.sums[0].labels  # type: ignore[attr-defined]
     count = _Monomial(lengths=tuple((label, 1) for label in over))
     if not _same_multiple(products.times(count, -1), means, algorithm):
-        return node
+        return None
     for f, g in _factors(moment, algorithm, inline):
         for first, second in (means.sums, means.sums[::-1]):
             if _is_sum_of(first, f, over) and _is_sum_of(second, g, over):
-                means_of = [_mean(s, over, node.right, algorithm) for s in (first, second)]  # type: ignore[arg-type]
+                means_of = [_mean(s, over, means_of_both, algorithm) for s in (first, second)]  # type: ignore[arg-type]
                 return _sum_of_deviations(products, moment, (f, g), means_of)  # type: ignore[arg-type]
-    return node
+    return None
 
 
 def _same_multiple(a: _Monomial, b: _Monomial, algorithm: Algorithm) -> bool:

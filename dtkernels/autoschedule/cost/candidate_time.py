@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .coefficients import rates_of
 from .kernel_config import FusedFunc, KernelConfig
 from .kernel_work import KernelPlan
-from .predicted_time import float32_factor, kernel_time, rates_for
+from .predicted_time import kernel_time, rates_for
 
 if TYPE_CHECKING:
     from ..problem import SchedulingProblem
@@ -40,5 +40,4 @@ class CandidateTime:
             plan = plan.resized(whole)
         rates, target = rates_of(self.problem.target.arch), self.problem.target
         work = plan.at(self.problem.sizes, self.problem.itemsize, target, rates.products.live)
-        work = work._replace(multiplied=work.multiplied * float32_factor(work, config))
         return kernel_time(work, config, rates_for(work, rates), target)

@@ -19,6 +19,7 @@ SECTOR = 32  #: bytes that memory moves at least
 VECTOR = 16  #: bytes that a thread loads at most at once
 L2_KEEPS = 0.5  #: the part of the L2 that holds what several waves read
 ASYNC = 4  #: bytes of the smallest load that goes to shared memory by itself; smaller ones pass through registers
+PACKED = 8  #: most elements packed in one
 UNITS = 16  #: rows of the smallest tile of the matrix units
 MULTIPROCESSOR = 1.004  #: shared memory of a multiprocessor over what one block may take
 WIDE = 16  #: elements of a tile from which on they are one vector, not several sums
@@ -436,9 +437,14 @@ class _Count:
             run *= self.of(self.loaded, x)
         if run < SECTOR and read.last and read.last[0] in self.count:
             amount *= SECTOR / run
-        if self.plan.products and (shared := math.prod(by for x, by in read.labels if x in read.last and x not in self.count)) > 1:
+        if self.plan.products and (shared := math.prod(by for x, by in read.labels if x in read.last and x not in self.count)) > 1 and not self._packed(read):
             return amount, asked * shared, float(each), tile  # ``W[n, k / 2]``: every element by itself, in a product's loop
         return amount, asked, max(each, min(self._vector(read.last, each), run)), tile
+
+    def _packed(self, read: Read) -> bool:
+        """Return whether a load of ``W[n, k / 2]`` reads each element of a tile once (codegen/transforms/tiles/packed_codes.py)."""
+        tiles = [(self.step.get(x, 1), by) for x, by in read.labels if x in read.last and by > 1]
+        return not self._is_streamed() and all(by % step == 0 or by <= PACKED and step / by >= UNITS for step, by in tiles)
 
     def _vector(self, last: tuple[str, ...], each: int) -> float:
         """Return the bytes of one load, by the alignment of rows."""

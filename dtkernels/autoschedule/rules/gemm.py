@@ -17,13 +17,14 @@ from ..float32_products import tripled_float32
 from ..problem import SchedulingProblem
 from . import gemm_candidates
 from .gemm_candidates import GemmTile
-from .product_sides import MERGED, NARROW, loaded_ahead, main_product, sides
+from .product_sides import MERGED, MOST_PACKED, NARROW, bytes_of_term, loaded_ahead, main_product, packed, sides
 from .sibling_gemms import each_of, may_be_persistent, picked_rows, products, tiles_read, width
 
 FULL = 8  #: warps of the programs of a persistent product that a multiprocessor holds at once
 CONTIGUOUS = 8  #: a tile of 16 elements that lie side by side takes fewer sectors of memory than one of 128 that do not
 TILED = 128  #: extent that fills a tile
 WIDE = 128 * 128  #: elements of the accumulators of the tiles that reach the highest rates
+FEW_ROWS = 16  #: rows or columns beside which codes are converted in small programs
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
 
 
@@ -183,6 +184,8 @@ class _Product:
         bm, bn = min(128, max(16, next_power_of_two(m))), max(16, next_power_of_two(n * len(self.dots)))
         if self._slides():
             return self._sliding_tile(bm, bn), {}
+        if few := self._few_rows_of_codes(m, n):
+            return few, {}
         if shape.itemsize != 2 or not plain:
             bm, bn = each_of(self.dots, bm, min(256 if shape.itemsize == 2 else 128 * len(self.dots), bn))
             while bm * bn > 64 * 64 and self._blocks(m, n, bm, bn, batch) < shape.target.multiprocessors:
@@ -214,6 +217,20 @@ class _Product:
         alone = self._blocks(m, n, bm, bn, batch) <= shape.target.multiprocessors  # each has all of the shared memory of one
         deep = 128 if alone and self._width(bm, bn) * 128 * 4 * shape.itemsize <= shape.target.shared_bytes else 64
         return GemmTile(bm, bn, *self._fit_shared_memory(bm, bn, deep, 4 if deep == 128 or bm * bn < 128 * 128 else 3)), {}
+
+    def _few_rows_of_codes(self, m: int, n: int) -> GemmTile | None:
+        """Return a tile for few rows beside an operand that is converted from fewer bytes; as many of these are on the way as of a plain one.
+
+        Programs are small, so that several of a multiprocessor convert while others wait.
+        """
+        narrow = min(bytes_of_term(self.shape, self.members, side) for dot in self.dots for side in (dot.left, dot.right))
+        if self.shape.itemsize != 2 or narrow >= 2 or min(m, n) > FEW_ROWS or len(self.dots) > 1:
+            return None
+        groups = [d for dot in self.dots for a in ex.accesses(dot) if (d := packed(a)) > MOST_PACKED]  # of scales: a step with one loads it once
+        depth = min([int(128 / min(1.0, narrow)), *(max(64, d) for d in groups)])
+        small = max(16, next_power_of_two(min(m, n)))
+        each = int(depth * (64 * narrow + small * self.shape.itemsize))
+        return GemmTile(*((small, 64) if m <= n else (64, small)), depth, 4, max(2, min(5, self.shape.target.shared_bytes // 2 // each)))
 
     def _slides(self) -> bool:
         """Return whether an operand is read in windows along its contiguous dimension, so that elements are loaded one by one."""

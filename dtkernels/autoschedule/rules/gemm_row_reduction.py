@@ -6,6 +6,7 @@ sums it and stores the sums, since every block of the output would sweep it agai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from ...codegen.powers_of_two import last_power_of_two, next_power_of_two
@@ -108,11 +109,14 @@ def reduces_products(shape: SchedulingProblem, func: str) -> bool:
 
 
 def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig | None:
-    """Return the choices for a kernel that computes one product and reduces its rows; None for other kernels."""
+    """Return the choices for a kernel that computes one matrix, a product or a sum of some, and reduces its rows; None for other kernels."""
     products = [m for m in members if shape.dots(m)]
-    if len(products) != 1 or len(shape.dots(products[0])) != 1:
+    if len(products) != 1:
         return None
-    (main,), (dot,) = products, shape.dots(products[0])
+    (main,), dots = products, sorted(shape.dots(products[0]), key=lambda d: -math.prod(shape.sizes[x] for x in d.labels))
+    dot = dots[0]  # the others, such as one of low rank beside a layer's, have the same two sides
+    if any(_sides(shape, main, other) != _sides(shape, main, dot) for other in dots[1:]):
+        return None
     over = {label for m in members for label in swept(shape, m, main)}
     labels = shape.algorithm[root].labels
     if len(over) != 1 or main == root:
@@ -137,9 +141,15 @@ def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[
     depth, stages = (64, 3) if wide else shape.depth(block[rows[-1]] + width)
     if held and itemsize == 2 and block[rows[-1]] + width <= ALONE and shape.programs(block) <= shape.target.multiprocessors:
         depth, stages = 128, 5  # as a narrow product's: each streams alone
-    tile = {**block, row: 0 if held else width, **{k: 1 for k in dot.labels}, longest: min(depth, max(16, next_power_of_two(shape.sizes[longest])))}
+    tile = {**block, row: 0 if held else width, **{k: 1 for d in dots for k in d.labels}}
+    tile |= {k: min(depth, max(16, next_power_of_two(shape.sizes[k]))) for k in (longest, *(shape.longest(d) for d in dots[1:]))}
     warps = 8 if block[rows[-1]] * width >= 128 * 128 else 4
     return shape.config(root, block, tile, warps, stages, split=() if held else _split(shape, block, row, width))
+
+
+def _sides(shape: SchedulingProblem, func: str, dot: ex.Dot) -> set[frozenset[str]]:
+    """Return the labels of ``func`` that each operand of a product has."""
+    return {frozenset(ex.free_labels(side) & set(shape.algorithm[func].labels)) for side in (dot.left, dot.right)}
 
 
 def _split(shape: SchedulingProblem, block: dict[str, int], row: str, width: int) -> Sizes:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...codegen.analysis.product_types import BYTES
 from ...lang import expr as ex
 from ..problem import SchedulingProblem
 
 NARROW = 64  #: a side of a product up to this leaves it bound by memory
+CODES = (*ex.FLOAT8, *ex.INTEGERS)  #: dtypes that are converted to a product's
+MOST_PACKED = 8  #: elements that share one; more share a scale
 MERGED = 16  #: steps of a loop from which on cutting it over programs gains more than the kernel that merges the parts takes
 
 
@@ -21,6 +24,22 @@ def sides(shape: SchedulingProblem, root: str, dot: ex.Dot) -> tuple[list[str], 
     """Return the labels of the kernel's result that the left operand of a product alone has, and those of the right one."""
     left, right, labels = ex.free_labels(dot.left), ex.free_labels(dot.right), shape.algorithm[root].labels
     return [x for x in labels if x in left and x not in right], [x for x in labels if x in right and x not in left]
+
+
+def bytes_of_term(shape: SchedulingProblem, members: list[str], side: ex.Expr) -> float:
+    """Return the bytes of memory in which a term of a product finds its operand, where that is converted from fewer than the operand has."""
+    if isinstance(side, ex.Access) and side.tensor in shape.algorithm and side.tensor in members:
+        side = shape.algorithm[side.tensor].expr
+    own = dict(shape.types.of) if shape.types else {}
+    every = ex.free_labels(side)
+    found = [BYTES[own[a.tensor]] / packed(a) for a in ex.accesses(side) if own.get(a.tensor) in CODES and ex.free_labels(a) == every]
+    return max(found, default=float(shape.itemsize))
+
+
+def packed(access: ex.Access) -> int:
+    """Return how many elements share one that is loaded: 2 of ``W[n, k // 2]``."""
+    found = [i.right.value for i in access.index if isinstance(i, ex.Binary) and i.op in ("/", "//") and isinstance(i.left, ex.Label) and isinstance(i.right, ex.Const)]
+    return int(max(found, default=1))
 
 
 def loaded_ahead(shape: SchedulingProblem, members: list[str], dot: ex.Dot, steps: int) -> dict[str, Any]:

@@ -84,6 +84,9 @@ def _is_condition(expr: ex.Expr, tensor: str, inside: bool = False) -> bool:
             return inside
         case ex.Cast(ex.Access(name, _), _) if name == tensor:
             return True
+        case ex.Write(value, place, condition):  # an input that is written keeps its dtype
+            parts = (value, *place.index, *([] if condition is None else [condition]))
+            return all(_is_condition(part, tensor) for part in parts)
         case ex.Call("where", (condition, a, b)):
             return _is_condition(condition, tensor, True) and _is_condition(a, tensor, inside) and _is_condition(b, tensor, inside)
         case ex.Binary("and" | "or", left, right):

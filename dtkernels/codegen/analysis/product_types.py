@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ...algebra.operand_types import CAST, OperandType, products, rows_of, work
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
-from ..ir.nest import Fetch, Let, Load, Local, TileDot, statements, values
+from ..ir.nest import Fetch, Let, Load, Local, TileDot, loaded, statements, values
 from .dtype_propagation import operands_only, product_inputs, value_inputs
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ def operand_types_by_buffer(kernels: Iterable[Kernel]) -> dict[str, set[OperandT
         loads = {s.name: s.value.buffer for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
         for dot in products_of(kernel):
             for side in (dot.left, dot.right):
+                side = loaded(side)
                 name = loads.get(side.name, "") if isinstance(side, Local) else ""
                 found.setdefault(name, set()).add(dot.operands or OperandType())
     return found

@@ -64,6 +64,11 @@ def language_type(dtype):
     return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]
 
 
+def converts_pairs(tensor):
+    """Whether the GPU computes with pairs of bfloat16: compute capability 8.0 or higher."""
+    return tensor.is_meta or tensor.is_cuda and not torch.version.hip and torch.cuda.get_device_capability(tensor.device) >= (8, 0)
+
+
 def float8_units(tensor):
     """Whether the GPU converts and multiplies float8: compute capability 8.9 or higher."""
     return tensor.is_meta or tensor.is_cuda and not torch.version.hip and torch.cuda.get_device_capability(tensor.device) >= (8, 9)

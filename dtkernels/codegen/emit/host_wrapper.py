@@ -54,7 +54,8 @@ class Wrapper:
         self.kernels = [k for k in kernels if k.func in needed]
         told = {tensor for _, tensor, _ in self.algorithm.extents}
         told |= {tensor for _, formula in self.algorithm.formulas for tensor, _ in inputs_of(formula)}
-        self.reads = [t for t in self.algorithm.inputs if t in told or any(t in k.reads for k in self.kernels)]
+        self.written = {w: t for k in self.kernels for w in k.writes if (t := self.algorithm.written.get(w))}
+        self.reads = [t for t in self.algorithm.inputs if t in told or t in self.written.values() or any(t in k.reads for k in self.kernels)]
         self.scalars = [s for s in self.algorithm.scalars if any(s in k.scalars for k in self.kernels)]
         self.sizing = [*self.reads, *self._extent_only_inputs()]  #: what is asked for its extents
         if not self.reads:
@@ -324,6 +325,9 @@ class Wrapper:
             shape = ", ".join([str(space.parts), *self._held(space.name, space.labels, kernel)]) + ("" if space.labels else ",")
             lines.append(f"    {space.name}_out = torch.empty(({shape}), dtype=torch.{space.dtype}, device={self.reads[0]}.device)")
         for w in (w for w in kernel.writes if w in self.algorithm and w not in allocated):
+            if w in self.written:
+                lines.append(f"    {w}_out = {self.written[w]}")
+                continue
             d = self.algorithm[w]
             extents = self._held(w, d.labels, kernel)
             if w in self.aligned and extents:
@@ -376,7 +380,7 @@ class Wrapper:
     def _has_programs(self, kernel: Kernel) -> str:
         """Return whether a kernel has work, as an expression in the wrapper. What it adds to may have elements where its own result has none."""
         first = f"{kernel.writes[0]}_out"
-        if any(w in self.accumulated for w in kernel.writes[1:]):
+        if kernel.writes[0] in self.written or any(w in self.accumulated for w in kernel.writes[1:]):
             return " and ".join(f"size_{g.label}" for g in kernel.grid)
         same = f"{first} is not {self.copied[kernel.writes[0]]}_out and " if kernel.writes[0] in self.copied else ""
         return f"{same}{first}.numel()"

@@ -2,7 +2,7 @@
 
     Kernel    = grid of block labels, body of statements
     Statement = Index | Loop | Let | Accumulator | Assign | Store | Put | Barrier
-    Tile      = Const | Scalar | Size | Position | Start | BlockNumber | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot | TileScan
+    Tile      = Const | Scalar | Size | Position | Start | BlockNumber | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot | Every | TileScan
 
 A tile is a value over a set of axes; an axis is a label that advances by several elements at once. Nothing here depends on a GPU or on a
 syntax; the printers do.
@@ -20,6 +20,7 @@ from .tile import (  # noqa: F401 (the grammar is one: its expressions are impor
     Axis,
     BlockNumber,
     Const,
+    Every,
     Fetch,
     Guard,
     Load,
@@ -114,7 +115,7 @@ class Store(Statement):
     """Write a tile. ``onto``: what the buffer holds before, where that counts.
 
     A "sum" is added to, by several programs. To an "ordered sum" one program adds, in the order of its statements. Of "zeros" each
-    element is written once, and 0 need not be.
+    element is written once, and 0 need not be. Of other "elements" those outside the index stay, as of an input that is written.
     """
 
     buffer: str
@@ -145,6 +146,11 @@ class Barrier(Statement):
 
 #: Statements that have a value. ``isinstance`` takes the alias.
 Valued = Let | Assign | Store | Put
+
+
+def loaded(tile: Tile) -> Tile:
+    """Return what a tile is a part of, where it is."""
+    return tile.arg if isinstance(tile, Every) else tile
 
 
 class LoadLet(Let):
@@ -308,7 +314,7 @@ def nest_text(kernel: Kernel) -> str:
     return "\n".join(lines)
 
 
-_SIGNS = {"": ":=", "zeros": ":=", "sum": "+=", "ordered sum": "+="}
+_SIGNS = {"": ":=", "zeros": ":=", "elements": ":=", "sum": "+=", "ordered sum": "+="}
 
 
 def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:

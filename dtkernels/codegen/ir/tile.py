@@ -26,6 +26,7 @@ class Axis:
     padded: bool = False  #: wider than its block; only elements of the block are inside
     offset: int = 0  #: of a part (tile_parts.py), from the first element of the tile that it is a part of
     whole: Axis | None = None  #: the axis of that tile
+    every: int = 1  #: elements of ``whole`` in one of its own (packed_codes.py)
 
     @property
     def scalar(self) -> bool:
@@ -262,6 +263,19 @@ class TileDot(Tile):
 
 
 @dataclass(frozen=True)
+class Every(Tile):
+    """Of what is loaded along ``axis`` the elements at place ``part`` of each group of ``group.every``."""
+
+    arg: Local
+    axis: Axis
+    group: Axis
+    part: int
+
+    def __str__(self) -> str:
+        return f"every({self.arg}, {self.part}, {self.group.every})"
+
+
+@dataclass(frozen=True)
 class TileScan(Tile):
     """Partial results along ``axis``: of one argument for sum, prod, max and min, of two for recur, ``h = args[0] * h + args[1]``."""
 
@@ -284,6 +298,8 @@ def axes_of(tile: Tile) -> frozenset[Axis]:
             return frozenset(a for a in box if a is not None)
         case TileReduce(_, arg, axes):
             return axes_of(arg) - frozenset(axes)
+        case Every(arg, axis, group):
+            return axes_of(arg) - {axis} | {group}
         case TileDot(left, right, axes):
             return (axes_of(left) | axes_of(right)) - frozenset(axes)
     return frozenset().union(*(axes_of(c) for c in tile.children()))

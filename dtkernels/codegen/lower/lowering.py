@@ -182,8 +182,18 @@ class _Lowering:
     def _store(self, definition: Definition, env: dict[str, Tile], value: Tile, scope: Scope) -> None:
         index = tuple(env[label] for label in definition.labels)
         axes = tuple(a for i in index if (a := axis_of(i)) is not None and not a.scalar)
-        scope.body.append(Store(definition.name, index, value, axes, str(definition)))
+        onto = ""
+        if isinstance(definition.expr, ex.Write):
+            index, onto = self._written_index(definition.expr, env, scope), "elements"
+        scope.body.append(Store(definition.name, index, value, axes, str(definition), onto))
         self.stored.append(definition.name)
+
+    def _written_index(self, write: ex.Write, env: dict[str, Tile], scope: Scope) -> tuple[Tile, ...]:
+        """Return the index of the element that a write changes: -1, which no store reaches, where its condition does not hold."""
+        index = tuple(self.index_of(i, env, scope) for i in write.place.index)
+        if write.condition is None:
+            return index
+        return (Op("where", (self.tile(write.condition, env, scope, {}), index[0], nest.Const(-1))), *index[1:])
 
     # -- Funcs ----------------------------------------------------------------------------------------------------
 
@@ -372,6 +382,8 @@ class _Lowering:
                 return Op("minimum", (Op("maximum", (below(a), below(low))), below(high)))
             case ex.Call(fn, args):
                 return whole_quotient(Op(fn, tuple(below(a) for a in args)))
+            case ex.Write(value):
+                return below(value)
             case ex.Cast(arg, "fp32"):
                 return below(arg)  # values are float32 already
             case ex.Cast(arg, dtype):

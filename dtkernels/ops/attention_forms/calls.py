@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypedDict
 
@@ -12,7 +13,9 @@ from ..attention_arguments import EXACT, FORM_ARGUMENTS, AttentionArgs, check_ki
 from ..op_decorator import operator_called
 from ..registry import Interface, interfaces
 from . import visible_keys
-from .checks import check_cache, check_packed, check_pages, check_segments, only_for
+from .append import append
+from .checks import CACHE, check_cache, check_packed, check_pages, check_segments, only_for, only_with_cache
+from .scales import Scale, scale_of, spec_scales
 from .specs import FORMS
 
 
@@ -29,6 +32,10 @@ class FormArgs(TypedDict, total=False):
     return_lse: bool
     dropout_p: float
     seed: int | torch.Tensor | None
+    new_k: torch.Tensor | None
+    new_v: torch.Tensor | None
+    k_scale: float | torch.Tensor | None
+    v_scale: float | torch.Tensor | None
 
 
 _NAMES = {"Q": "q (B, H, M, D)", "K": "k (B, G, L, D)", "V": "v (B, G, L, N)", "sink": "sinks (H)", "cap": "softcap"}
@@ -63,6 +70,8 @@ def call(args: AttentionArgs, forms: Mapping[str, object]) -> torch.Tensor | tup
     given_forms = {**FORM_ARGUMENTS, **forms}
     name = name_of(given_forms)
     kind = name.removesuffix("_lse").removeprefix("attention").strip("_")
+    if kind in ("", "dropout"):
+        only_with_cache(given_forms)
     given = {"": lambda a, _: spec_arguments(a), "dropout": lambda a, _: spec_arguments(a), "varlen": _packed, "segments": _segmented, "paged": _paged, "lengths": _cached}[kind](args, given_forms)
     return operator_called(name)(**given, **_dropout(args, given_forms))
 
@@ -127,25 +136,43 @@ def _segmented(args: AttentionArgs, forms: dict) -> dict[str, object]:
     return _ranged(given, ranges, args.q, args.k, args.v)
 
 
+def _scales(args: AttentionArgs, forms: dict, k: torch.Tensor, v: torch.Tensor, across: bool) -> tuple[Scale, Scale]:
+    """Return the scales of keys and of values."""
+    k_scale, v_scale = (scale_of(n, forms[n], t, args.q.shape[0], across) for n, t in (("k_scale", k), ("v_scale", v)))
+    return k_scale, v_scale
+
+
+def _scaled(args: AttentionArgs, k_scale: Scale) -> AttentionArgs:
+    """Return the arguments with a number that keys are multiplied by in the scale of the scores."""
+    if k_scale.kind != "number":
+        return args
+    scale = 1 / math.sqrt(max(args.q.shape[-1], 1)) if args.scale is None else args.scale
+    return args._replace(scale=scale * k_scale.value)  # type: ignore[operator]
+
+
 def _cached(args: AttentionArgs, forms: dict) -> dict[str, object]:
-    only_for("lengths", forms)
-    lengths = check_cache(args, forms, args.k, args.k.shape[-2] if args.k.dim() > 1 else 0)
-    given = _scores(args, args.q, args.k, args.v)
+    only_for("lengths", forms, *CACHE)
+    keys = args.k.shape[-2] if args.k.dim() > 1 else 0
+    lengths = check_cache(args, forms, keys)
+    scales = _scales(args, forms, args.k, args.v, across=False)
+    lengths = append(args, forms, args.k, args.v, lengths, scales)
+    given = _scores(_scaled(args, scales[0]), args.q, args.k, args.v) | {"valid": True, "length": lengths.to(torch.int32), **spec_scales(*scales)}
     ranges = visible_keys.of_lengths(lengths, args.q.shape[-2], args.k.shape[-2], _window(args))
     return _ranged(given, ranges, args.q, args.k, args.v)
 
 
 def _paged(args: AttentionArgs, forms: dict) -> dict[str, object]:
-    only_for("block_table", forms, "lengths", "kv_layout")
+    only_for("block_table", forms, "lengths", "kv_layout", *CACHE)
     table = forms["block_table"]
     k, v = check_pages(args, forms)
     slots, keys = k.shape[2], k.shape[2] * table.shape[1]
     if _differentiated(args.q, k, v):
         raise NotImplementedError("attention: block_table has no gradient; allowed: torch.no_grad(), or k and v without pages")
-    lengths = check_cache(args, forms, k, keys)
+    scales = _scales(args, forms, k, v, across=forms["kv_layout"] == "NHD")
+    lengths = append(args, forms, k, v, check_cache(args, forms, keys), scales)
     if checking():
         table = table.masked_fill(torch.arange(table.shape[1], device=table.device) * slots >= lengths.long()[:, None], 0)  # they are not read
-    given = _scores(args._replace(mask=None, bias=None), args.q, k[:1, :, :1].expand(args.q.shape[0], -1, -1, -1), v[:1, :, :1].expand(args.q.shape[0], -1, -1, -1))
+    given = _scores(_scaled(args._replace(mask=None, bias=None), scales[0]), args.q, k[:1, :, :1].expand(args.q.shape[0], -1, -1, -1), v[:1, :, :1].expand(args.q.shape[0], -1, -1, -1))
     ranges = visible_keys.of_lengths(lengths, args.q.shape[2], keys, _window(args))
-    given |= {"K": k, "V": v, "table": table, "span": table.new_empty(1).expand(keys), "page": slots}
+    given |= {"valid": True, "length": lengths.to(torch.int32), "K": k, "V": v, "table": table, "span": table.new_empty(1).expand(keys), "page": slots, **spec_scales(*scales)}
     return _ranged(given, ranges)

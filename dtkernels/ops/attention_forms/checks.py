@@ -9,6 +9,7 @@ from ..attention_arguments import FORM_ARGUMENTS, AttentionArgs
 from ..op_decorator import only_tensors
 
 ANY_FORM = ("return_lse", "dropout_p", "seed")  #: arguments that go with every form
+CACHE = ("new_k", "new_v", "k_scale", "v_scale")  #: those that go with a cache, in pages or not
 SLOTS = 256  #: in a page, at most
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
@@ -20,6 +21,35 @@ def only_for(form: str, forms: dict, *others: str) -> None:
         raise ValueError(f"attention: {form} and {wrong[0]} are given; allowed: one of the two")
     if forms[form] is None:
         raise ValueError(f"attention: {others[0]} is given, {form} is missing; allowed: both")
+
+
+def only_with_cache(forms: dict) -> None:
+    """Raise ValueError for arguments of a cache where there is none."""
+    wrong = next((n for n in CACHE if forms[n] is not None), None)
+    if wrong:
+        raise ValueError(f"attention: {wrong} is given, lengths is missing; allowed: both")
+
+
+def new_tokens(forms: dict) -> int:
+    """Return how many keys a call appends to each entry."""
+    return forms["new_k"].shape[-2] if isinstance(forms["new_k"], torch.Tensor) and forms["new_k"].dim() > 1 else 0
+
+
+def check_new_tokens(new_k: object, new_v: object, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Raise TypeError or ValueError for keys and values that do not fit a cache of (..., G, ..., D)."""
+    for name, given, other in (("new_k", new_k, "new_v"), ("new_v", new_v, "new_k")):
+        if given is None:
+            raise ValueError(f"attention: {other} is given, {name} is missing; allowed: both")
+    only_tensors("attention", new_k=new_k, new_v=new_v)
+    assert isinstance(new_k, torch.Tensor) and isinstance(new_v, torch.Tensor)
+    batch, heads = q.shape[0], k.shape[1]
+    fits = new_k.dim() == new_v.dim() == 4 and new_k.shape[:3] == new_v.shape[:3] and new_k.shape[:2] == (batch, heads)
+    if not fits or new_k.shape[3] != k.shape[3] or new_v.shape[3] != v.shape[3]:
+        found = f"{tuple(new_k.shape)} and {tuple(new_v.shape)}"
+        raise ValueError(f"attention: new_k is ({batch}, {heads}, T, {k.shape[3]}), new_v ({batch}, {heads}, T, {v.shape[3]}), T new tokens; got shapes {found}")
+    for name, given in (("new_k", new_k), ("new_v", new_v)):
+        if not given.is_floating_point() or given.dtype.itemsize == 1:
+            raise TypeError(f"attention: {name} is {given.dtype}; allowed: floating point of 16 bits and more")
 
 
 def check_integers(name: str, t: object, device: torch.device) -> torch.Tensor:
@@ -114,7 +144,8 @@ def check_pages(args: AttentionArgs, forms: dict) -> tuple[torch.Tensor, torch.T
         found = ", ".join(str(tuple(t.shape)) for t in (args.k, args.v))
         raise ValueError(f"attention: k and v have as many pages, heads and slots, 1 to {SLOTS} slots in a page; got shapes {found}")
     if checking():
-        check_page_numbers(table, forms["lengths"], k.shape[0], k.shape[2])
+        check_page_numbers(table, forms["lengths"] + new_tokens(forms), k.shape[0], k.shape[2])
+        check_slots(table, forms["lengths"], new_tokens(forms), k.shape[2])
     return k, v
 
 
@@ -127,7 +158,16 @@ def check_page_numbers(table: torch.Tensor, lengths: torch.Tensor, pages: int, s
         raise IndexError(f"attention: block_table[{b}, {at}] is {int(table[b, at])}; allowed: 0 to {pages - 1}, the pages of k and v")
 
 
-def check_cache(args: AttentionArgs, forms: dict, k: torch.Tensor, keys: int) -> torch.Tensor:
+def check_slots(table: torch.Tensor, lengths: torch.Tensor, new: int, slots: int) -> None:
+    """Raise ValueError where two entries would write their new keys to one slot."""
+    seen: dict[tuple[int, int], int] = {}
+    for b, (row, n) in enumerate(zip(table.tolist(), lengths.tolist())):
+        for at in range(n, n + new):
+            if at // slots < len(row) and seen.setdefault(slot := (row[at // slots], at % slots), b) != b:
+                raise ValueError(f"attention: new_k of entries {seen[slot]} and {b} goes to slot {slot[1]} of page {slot[0]}; allowed: a slot for each")
+
+
+def check_cache(args: AttentionArgs, forms: dict, keys: int) -> torch.Tensor:
     """Return the lengths of the entries of a batch."""
     only_tensors("attention", q=args.q, k=args.k, v=args.v)
     without(args, "lengths", "offset")
@@ -138,7 +178,9 @@ def check_cache(args: AttentionArgs, forms: dict, k: torch.Tensor, keys: int) ->
     if lengths.shape != (batch,):
         raise ValueError(f"attention: lengths has shape {tuple(lengths.shape)}; allowed: ({batch},), one for each entry of the batch")
     if checking():
+        new = new_tokens(forms)
         for b, n in enumerate(lengths.tolist()):
-            if not 0 <= n <= keys:
-                raise ValueError(f"attention: lengths[{b}] is {n}; allowed: 0 to {keys}, the keys that the cache has room for")
+            if not 0 <= n <= keys - new:
+                beside = f" beside {new} new ones" if new else ""
+                raise ValueError(f"attention: lengths[{b}] is {n}; allowed: 0 to {keys - new}, the keys that the cache has room for{beside}")
     return lengths

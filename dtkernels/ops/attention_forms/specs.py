@@ -7,7 +7,7 @@ same range for each key; the gradient of keys and values loops over queries and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ...lang.parser import parse
@@ -28,6 +28,12 @@ PARAMETERS = {
     "sinks": "each head has one key more, of score sink and value 0",
     "group": "query heads that share a head of K and V",
     "page": "keys in a page",
+    "valid": "values of keys l >= length[b] are not read, as they may be no numbers",
+    "k_by_head": "keys are multiplied by a scale of their entry and head",
+    "k_by_token": "keys are multiplied by a scale each",
+    "v_by_number": "values are multiplied by a number",
+    "v_by_head": "values are multiplied by a scale of their entry and head",
+    "v_by_token": "values are multiplied by a scale each",
 }
 
 
@@ -44,21 +50,24 @@ class Layout:
     row: str = "b, h, m"  #: of logsumexp: those of the result but the last
     more: str = ""  #: further declarations
     inputs: str = ""  #: further inputs
+    token: str = ""  #: of scales, one for each key and head
 
 
 _RANGES = ("ranged", "keyed", "segmented")
 _MASKS = ("causal", "starts", "ends", "masked", "biased")
 _SCORES = ("capped", "sinks", "group")
 _TRAINED = (*_SCORES, "dropped")
+_CACHED = ("valid", "k_by_head", "k_by_token", "v_by_number", "v_by_head", "v_by_token")
 
 HEADS = Layout(
     lead="b, ", q="b, h, m, d", k="b, h / group, l, d", v="b, h / group, l, n", out="b, h, m, n", params=(*_RANGES, *_MASKS, *_TRAINED)
 )
+CACHE = replace(HEADS, params=(*HEADS.params, *_CACHED), token="b, h / group, l")
 TOKENS = Layout(lead="", q="m, h, d", k="l, h / group, d", v="l, h / group, n", out="m, h, n", params=(*_RANGES, *_TRAINED), row="m, h")
 PAGES = Layout(
     lead="b, ", q="b, h, m, d", out="b, h, m, n",
     k="table[b, l / page], h / group, l % page, d", v="table[b, l / page], h / group, l % page, n",
-    params=("ranged", *_SCORES, "page"), more="Extent l = span[0];", inputs=", table, span",
+    params=("ranged", *_SCORES, "page", *_CACHED), more="Extent l = span[0];", inputs=", table, span", token="table[b, l / page], h / group, l % page",
 )  # fmt: skip
 
 #: name of the op -> layout, whether it gives logsumexp too
@@ -69,14 +78,17 @@ FORMS = {
     "attention_varlen_lse": (TOKENS, True),
     "attention_segments": (HEADS, False),
     "attention_segments_lse": (HEADS, True),
-    "attention_lengths": (HEADS, False),
-    "attention_lengths_lse": (HEADS, True),
+    "attention_lengths": (CACHE, False),
+    "attention_lengths_lse": (CACHE, True),
     "attention_paged": (PAGES, False),
     "attention_paged_lse": (PAGES, True),
 }
 
-_INPUTS = {"ranged": "lo, hi", "keyed": "begins, stops", "segmented": "of_q, of_k", "masked": "mask", "biased": "bias", "sinks": "sink"}
-_SCALARS = {"starts": "first", "ends": "last", "capped": "cap", "dropped": "seed, drop"}
+_INPUTS = {
+    "ranged": "lo, hi", "keyed": "begins, stops", "segmented": "of_q, of_k", "masked": "mask", "biased": "bias", "sinks": "sink",
+    "valid": "length", "k_by_head": "k_head", "k_by_token": "k_token", "v_by_head": "v_head", "v_by_token": "v_token",
+}  # fmt: skip
+_SCALARS = {"starts": "first", "ends": "last", "capped": "cap", "dropped": "seed, drop", "v_by_number": "v_number"}
 
 
 def algorithm(name: str, layout: Layout, lse: bool) -> str:
@@ -100,6 +112,8 @@ def algorithm(name: str, layout: Layout, lse: bool) -> str:
     if "dropped" in has:
         kept = f"where(dropped, where(random(seed, {row}, l) < drop, 0, {weight}), {weight})"
         scaled = " * where(dropped, 1 / (1 - drop), 1)"
+    value, key_scale, value_scale = _of_cache(layout)
+    kept += f" * where(v_by_token, where(not valid or l < length[b], cast(v_token[{layout.token}], fp32), 0), 1)" if "v_by_token" in has else ""
     inputs = ", ".join(_INPUTS[p] for p in has if p in _INPUTS)
     scalars = ", ".join(_SCALARS[p] for p in has if p in _SCALARS)
     defaults = {"group": "1", "page": "16"}
@@ -112,16 +126,25 @@ def algorithm(name: str, layout: Layout, lse: bool) -> str:
         "RVar l, d;",
         f"Param {params};",
         layout.more,
-        f"{score} = scale * rdot(Q[{layout.q}], K[{layout.k}], d);",
+        f"{score} = scale * rdot(Q[{layout.q}], K[{layout.k}], d){key_scale};",
         f"seen[{row}, l] = where({seen}, {capped}{added}, -inf);",
         f"e[{row}, l] = exp(seen[{row}, l]);",
         f"rest[{row}] = where(sinks, exp(sink[h]), 0);",
         f"total[{row}] = rsum(e[{row}, l], l) + rest[{row}];",
-        f"{name}[{layout.out}] = rdot({kept}, V[{layout.v}], l) * where(total[{row}] == 0, 0, 1 / total[{row}]){scaled};",
+        f"{name}[{layout.out}] = rdot({kept}, {value}, l) * where(total[{row}] == 0, 0, 1 / total[{row}]){scaled}{value_scale};",
     ]
     if lse:
         lines += [f"lse[{layout.row}] = cast(log(total[{row}]), fp32);", f"{name}.compile();", "lse.compile();"]
     return "\n".join(line for line in lines if line)
+
+
+def _of_cache(layout: Layout) -> tuple[str, str, str]:
+    """Return the value of a key, the factors of scores and those of results: where a cache may hold no numbers, and has scales."""
+    value = f"V[{layout.v}]"
+    if "valid" not in layout.params:
+        return value, "", ""
+    of_keys = f" * where(k_by_head, cast(k_head[b, h / group], fp32), 1) * where(k_by_token, cast(k_token[{layout.token}], fp32), 1)"
+    return f"where(not valid or l < length[b], {value}, 0)", of_keys, " * where(v_by_number, v_number, 1) * where(v_by_head, cast(v_head[b, h / group], fp32), 1)"
 
 
 def form_spec(name: str) -> Spec:

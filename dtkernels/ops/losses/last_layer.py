@@ -6,8 +6,16 @@ from ...runtime.path_counters import checking
 from ..op_decorator import compiling, only_tensors
 
 
-def last_layer(op: str, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None, softcap: float | None) -> dict:
-    """Return what an op of a last layer takes beside hidden states, with the bias and the softcap if there are any. Raises, one line, for bad ones."""
+def last_layer(
+    op: str,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None,
+    softcap: float | None,
+    lora: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> dict:
+    """Return what an op of a last layer takes beside hidden states and weight: bias, softcap and LoRA, if given. Raises, one line, for bad ones."""
     only_tensors(op, hidden=hidden, weight=weight, target=target, **({} if bias is None else {"bias": bias}))
     if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
         raise ValueError(f"{op}: hidden is (..., H) and weight (V, H); got shapes {tuple(hidden.shape)}, {tuple(weight.shape)}")
@@ -24,7 +32,20 @@ def last_layer(op: str, hidden: torch.Tensor, weight: torch.Tensor, target: torc
         if not softcap > 0:
             raise ValueError(f"{op}: softcap is a number above 0; got {softcap}")
         given |= {"capped": True, "cap": float(softcap)}
+    if lora is not None:
+        given |= _low_rank(op, hidden, weight, lora)
     return given
+
+
+def _low_rank(op: str, hidden: torch.Tensor, weight: torch.Tensor, lora: tuple[torch.Tensor, torch.Tensor]) -> dict:
+    """Return what an op takes for a product of low rank, checked."""
+    if not isinstance(lora, (tuple, list)) or len(lora) != 2:
+        raise TypeError(f"{op}: lora is {type(lora).__name__}; allowed: a pair of tensors, (..., R) and (V, R)")
+    inner, outer = lora
+    only_tensors(op, **{"lora[0]": inner, "lora[1]": outer})
+    if outer.dim() != 2 or outer.shape[0] != weight.shape[0] or inner.shape != (*hidden.shape[:-1], outer.shape[1]):
+        raise ValueError(f"{op}: lora is (..., R) and (V, R); got shapes {tuple(inner.shape)}, {tuple(outer.shape)} beside {tuple(hidden.shape)}, {tuple(weight.shape)}")
+    return {"adapted": True, "P": inner.reshape(-1, inner.shape[-1]), "Q": outer}
 
 
 def check_targets(op: str, target: torch.Tensor, classes: int, ignored: int | None) -> None:

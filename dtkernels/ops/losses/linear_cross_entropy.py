@@ -1,11 +1,20 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 
 from ..op_decorator import op
 from ..reductions import check_range, check_reduction
 from .last_layer import check_targets, last_layer
+from .linear_logsumexp import linear_logsumexp
+from .vocabulary_shards import VocabularyShard, all_classes, vocabulary_shard
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
-@op(H="hidden (N, H)", W="weight (V, H)", b="bias (V)", t="target (N)", cap="softcap", smoothing="label_smoothing", penalty="z_loss")
+@op(H="hidden (N, H)", W="weight (V, H)", b="bias (V)", t="target (N)", P="lora[0] (N, R)", Q="lora[1] (V, R)", cap="softcap", smoothing="label_smoothing", penalty="z_loss")
 def linear_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -18,6 +27,8 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     reduction: str = "mean",
     shift: bool = False,
+    lora: tuple[torch.Tensor, torch.Tensor] | None = None,
+    group: ProcessGroup | None = None,
 ) -> torch.Tensor:
     """Cross entropy of the logits hidden weight^T + bias, without the matrix of logits in memory (as Hsu et al., Liger Kernel, 2024, and Wijmans et al., 2024).
 
@@ -28,6 +39,12 @@ def linear_cross_entropy(
     - z_loss: adds z_loss * logsumexp(logits)^2 to each row (Chowdhery et al., PaLM, 2022).
     - reduction: "none" returns (...), "sum" the sum, "mean" the mean over the rows that are not ignored (nan without any, as in torch).
     - shift: row i is held against target i + 1 along the last dimension of target; the last row of each sequence is ignored.
+    - lora: a pair (..., R) and (V, R), such as scale * hidden A^T and B, whose product is added to the logits before the softcap. With a weight
+      that requires no gradient, its gradient is not computed (Hu et al., LoRA, 2021).
+    - group: each rank of the process group has rows of the weight (and of bias and lora[1]), in the order of ranks, as many as it likes; hidden
+      and target are the same on all ranks, and so is the result. The gradient of hidden is summed over the ranks, in its dtype, that of weight is
+      the rank's own. A weight that is a DTensor in shards along dimension 0 of a mesh of one dimension needs no group; hidden may be a DTensor,
+      and the result is one then.
 
     The result is float32. Logits and their gradient are formed in pieces, in the promoted dtype of hidden and weight; the gradient of the
     weight is added up in float32. Differentiable in hidden, weight and bias, each only where it requires a gradient. Where no kernel runs,
@@ -40,17 +57,40 @@ def linear_cross_entropy(
     tensor(1.3863)
     """
     name = "linear_cross_entropy"
-    given = last_layer(name, hidden, weight, target, bias, softcap)
+    shard = vocabulary_shard(name, hidden, weight, target, bias, lora, group)
+    if shard is not None:
+        hidden, weight, target, bias, lora = shard.hidden, shard.weight, shard.target, shard.bias, shard.lora
+    given = last_layer(name, hidden, weight, target, bias, softcap, lora)
     check_reduction(name, reduction)
     check_range(name, "label_smoothing", label_smoothing, 0, 1)
     if shift:
-        if target.dim() < 1:
-            raise ValueError(f"{name}: shift is for sequences; got a target of shape {tuple(target.shape)}")
-        target = torch.cat((target[..., 1:], torch.full_like(target[..., :1], ignore_index)), -1)
-    check_targets(name, target, weight.shape[0], ignore_index)
-    given |= {"smoothed": True, "smoothing": float(label_smoothing)} if label_smoothing else {}
-    given |= {"squared": True, "penalty": float(z_loss)} if z_loss else {}
-    rows = linear_cross_entropy.operator()(H=hidden.reshape(-1, hidden.shape[-1]), W=weight, t=target.reshape(-1), ignored=ignore_index, **given)
-    if reduction == "none":
-        return rows.reshape(target.shape)
-    return rows.sum() if reduction == "sum" else rows.sum() / (target != ignore_index).sum()
+        target = _shifted(target, ignore_index)
+    check_targets(name, target, all_classes(shard, weight), ignore_index)
+    if shard is not None:
+        rows = _sharded_rows(shard, target, ignore_index, label_smoothing, softcap, z_loss)
+    else:
+        given |= {"smoothed": True, "smoothing": float(label_smoothing)} if label_smoothing else {}
+        given |= {"squared": True, "penalty": float(z_loss)} if z_loss else {}
+        rows = linear_cross_entropy.operator()(H=hidden.reshape(-1, hidden.shape[-1]), W=weight, t=target.reshape(-1), ignored=ignore_index, **given)
+    result = rows.reshape(target.shape) if reduction == "none" else rows.sum() if reduction == "sum" else rows.sum() / (target != ignore_index).sum()
+    return result if shard is None else shard.result(result)
+
+
+def _shifted(target: torch.Tensor, ignored: int) -> torch.Tensor:
+    if target.dim() < 1:
+        raise ValueError(f"linear_cross_entropy: shift is for sequences; got a target of shape {tuple(target.shape)}")
+    return torch.cat((target[..., 1:], torch.full_like(target[..., :1], ignored)), -1)
+
+
+def _sharded_rows(shard: VocabularyShard, target: torch.Tensor, ignored: int, smoothing: float, softcap: float | None, penalty: float) -> torch.Tensor:
+    """Return the loss of each row: the log-sum-exp of those of all ranks less the sum of what they have of the logit that is asked for."""
+    if shard.weight.shape[0]:
+        own = shard.own_target(target)
+        options = {"softcap": softcap, "label_smoothing": smoothing, "classes": shard.classes, "lora": shard.lora}
+        total, logit = linear_logsumexp(shard.hidden, shard.weight, own, shard.bias, **options)
+    else:
+        total, logit = shard.nothing() - float("inf"), shard.nothing()
+    totals, logits = shard.gathered(total, logit)
+    total, logit = totals.logsumexp(0), logits.sum(0).masked_fill(~shard.is_class(target), -float("inf"))
+    loss = total - logit + penalty * total * total if penalty else total - logit
+    return loss.masked_fill(target == ignored, 0)

@@ -73,6 +73,8 @@ def call_sharded(operator: Operator, args: tuple, kwargs: dict):
 
     tensors, scalars, params = operator.named(args, kwargs)
     algorithm = operator.variant(tuple(sorted(params.items())), frozenset(), 0).algorithm
+    if algorithm.written:
+        raise NotImplementedError(f"{operator.name}: it changes an input, which is a DTensor; allowed: the local tensors")
     outputs = operator.spec.outputs
     tensors = {n: tensors[n] for n in algorithm.inputs}
     scalars = {n: v for n, v in scalars.items() if n in algorithm.scalars}

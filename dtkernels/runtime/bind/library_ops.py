@@ -74,14 +74,15 @@ def _schema(operator: Operator) -> str:
 
     a = operator.spec.algorithm
     needed = always_needed(operator)
-    parts = [f"Tensor {n}" if n in needed else f"Tensor? {n}" for n in a.inputs] + [f"Tensor? {s}" for s in a.scalars]
+    changed = {n: f"(a{i}!)" for i, n in enumerate(filter(None, operator.manifest.written))}
+    parts = [f"Tensor{changed.get(n, '')}{'' if n in needed else '?'} {n}" for n in a.inputs] + [f"Tensor? {s}" for s in a.scalars]
     for i in range(len(parts) - 1, -1, -1):
         if not parts[i].startswith("Tensor?"):
             break
         parts[i] += "=None"
     named = _number_arguments(a)
     named += [f"{'bool' if isinstance(v, bool) else 'int'} {n}={v}" for n, v in a.params] + [f"str? {VERSION}=None"]
-    count = len(operator.manifest.outputs)
+    count = len(operator.manifest.outputs) - len(changed)
     results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
     return f"({', '.join(parts)}, *, {', '.join(named)}) -> {results}"
 
@@ -96,11 +97,15 @@ def _number_arguments(algorithm) -> list[str]:
 
 
 def signature(name: str) -> str:
-    """Return ``entry | inputs | scalars | parameters | spec hash``, names separated by blanks: a string, which Dynamo treats as a constant."""
+    """Return ``entry | inputs | scalars | parameters | spec hash | written``, names separated by blanks: a string, which Dynamo treats as a constant.
+
+    ``written`` has for each result the input that it is, ``-`` for one of its own; nothing where the op changes no input.
+    """
     ensure(name)
     a = known[name].manifest
     entry = name + ("_open" if a.compiled == "fuse" and not checking() else "")  # torch's own operations check the indices of the decomposed form
-    return " | ".join([entry, " ".join(a.inputs), " ".join(a.scalars), " ".join(f"{n}={v}" for n, v in a.params), a.spec])
+    written = " ".join(t or "-" for t in a.written)
+    return " | ".join([entry, " ".join(a.inputs), " ".join(a.scalars), " ".join(f"{n}={v}" for n, v in a.params), a.spec, written])
 
 
 signature._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without importing it
@@ -109,12 +114,36 @@ signature._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.
 def call_entry(name: str, told: str, args: tuple, kwargs: dict, opaque: bool = False):
     """Call an op through torch.library. Traceable by Dynamo. ``told`` is the op's signature text."""
     tensors, named = entry_arguments(name, told, args, kwargs)
-    return getattr(torch.ops.dtkernels, name if opaque else told.split(" ")[0])(*tensors, **named)
+    found = getattr(torch.ops.dtkernels, name if opaque else told.split(" ")[0])(*tensors, **named)
+    return _with_written(found, told, tensors)
+
+
+def _with_written(found, told: str, tensors: list):
+    """Return the results of an entry, which may not return its arguments, with the inputs that it changed among them."""
+    parts = told.split("|")
+    inputs, written = parts[1].split(), parts[5].split()
+    if not written:
+        return found
+    own = [] if found is None else list(found) if isinstance(found, (tuple, list)) else [found]
+    results = []
+    for t in written:
+        results.append(own.pop(0) if t == "-" else tensors[inputs.index(t)])
+    return tuple(results) if len(results) > 1 else results[0]
+
+
+def _without_written(operator: Operator, results):
+    """Return what an entry returns: results that are no arguments."""
+    written = operator.manifest.written
+    if not written:
+        return results
+    every = results if isinstance(results, tuple) else (results,)
+    own = tuple(r for r, t in zip(every, written) if not t)
+    return None if not own else own if len(own) > 1 else own[0]
 
 
 def entry_arguments(name: str, told: str, args: tuple, kwargs: dict) -> tuple[list, dict]:
     """Convert the arguments of an op to those of its entry. Raises TypeError, one line, for wrong names."""
-    _, inputs, scalars, params, version = [part.split() for part in told.split("|")]
+    _, inputs, scalars, params, version, _ = [part.split() for part in told.split("|")]
     names = inputs + scalars
     defaults = dict([p.split("=") for p in params])
     if len(args) > len(names):
@@ -163,13 +192,13 @@ def _define(name: str, schema: str) -> None:
     def run(*args, **named):
         operator = known[name]
         if len(named) > (VERSION in named) or any(a is None for a in args):
-            return operator.plain((), _arguments(operator, args, named))
-        return operator.plain(args, {})
+            return _without_written(operator, operator.plain((), _arguments(operator, args, named)))
+        return _without_written(operator, operator.plain(args, {}))
 
     def shaped(*args, **named):
         call = known[name].bind((), _arguments(known[name], args, named))
         results = tuple(call.fitted.restore(r) for r in like_results(call.variant, call.fitted.tensors))
-        return results if len(results) > 1 else results[0]
+        return _without_written(known[name], results if len(results) > 1 else results[0])
 
     def differentiable(*args, **named):
         given = _arguments(known[name], args, named)
@@ -190,7 +219,7 @@ def _define(name: str, schema: str) -> None:
         variant = call.variant
         results = evaluate(variant.algorithm, call.fitted.tensors, call.scalars, variant.outputs)
         results = tuple(call.fitted.restore(r.contiguous()) for r in results)
-        return results if len(results) > 1 else results[0]
+        return _without_written(known[name], results if len(results) > 1 else results[0])
 
     def mapped(info, in_dims, *args, **named):
         raise vmap_error(name)
@@ -234,6 +263,9 @@ def like_results(variant: Variant, tensors: dict[str, torch.Tensor]) -> tuple[to
     a, sizes, dtype = variant.algorithm, variant.signature.extents(tensors), variant.signature.result_dtype(tensors)
     device, found = next(iter(tensors.values())).device, []
     for output in variant.outputs:
+        if output in a.written:
+            found.append(tensors[a.written[output]])
+            continue
         cast = a[output].expr
         own = getattr(torch, a.own_dtype(output)) if a.own_dtype(output) else dtype
         wide = dtype == torch.float64 and isinstance(cast, ex.Cast) and cast.dtype == "fp32"  # float64 stays float64

@@ -174,6 +174,8 @@ class Operator:
 
     def autocast_dtype(self, device: str) -> torch.dtype | None:
         """Return the dtype of inputs under autocast: the lower precision for matrix products, else as the spec says; None for no cast."""
+        if self.manifest.written:
+            return None  # a cast would be of a copy
         if self.manifest.autocast is not None:
             return torch.float32 if self.manifest.autocast == "fp32" else None
         return torch.get_autocast_dtype(device) if self.manifest.products else None

@@ -20,7 +20,7 @@ from ..signature.given_sizes import free_labels, sizes_in_order
 from ..signature.op_manifest import Facts
 from ..signature.signature import Halves, Signature
 from ..torch_support.dtypes import FLOAT8_NAMES, KERNEL_DTYPES
-from ..torch_support.tensor_checks import in_memory, is_batch, refuse_batches
+from ..torch_support.tensor_checks import check_written, in_memory, is_batch, refuse_batches
 from ..torch_support.unsupported_autograd import without_derivative
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ class Variant:
         wanted = tuple(n for n, v in given.items() if isinstance(v, torch.Tensor) and v.requires_grad)
         if not (torch.is_grad_enabled() and wanted):
             return self.forward(op, tensors, scalars)
+        if self.signature.written:
+            raise NotImplementedError(f"{op}: it changes {self.signature.written[0]} and has no gradient; allowed: torch.no_grad()")
         names = tuple(n for n, v in given.items() if isinstance(v, torch.Tensor))
         plain = {n: v for n, v in given.items() if n not in names}
         results = _Differentiable.apply(self.pair_for(wanted, tensors), op, names, plain, *(given[n] for n in names))
@@ -166,6 +168,8 @@ class Variant:
 
         Falls back to the reference, with a warning, where no kernel can be compiled for the GPU and none is prebuilt for this call.
         """
+        if self.signature.written:
+            check_written(op, self.signature.written, tensors)
         if checking() and self.subject.direction == "forward":
             self._check_indices(op, tensors, scalars)
         path = choose_path(tensors)
@@ -177,7 +181,7 @@ class Variant:
             try:
                 results = tuple(self.dispatch(tensors, scalars))
                 count(op, path)
-                return results
+                return self._with_arguments(results, tensors) if self.signature.written else results
             except NoCompiler as error:
                 gpu = next(iter(tensors.values())).get_device()
                 unable(gpu, f"no kernel can be compiled: {error}")
@@ -185,7 +189,14 @@ class Variant:
         from ..reference.evaluator import evaluate
 
         count(op, "reference")
-        return tuple(_as_kernel_result(r, tensors) for r in evaluate(self.algorithm, tensors, scalars, self.outputs))
+        written = self.algorithm.written
+        results = evaluate(self.algorithm, tensors, scalars, self.outputs)
+        return tuple(r if o in written else _as_kernel_result(r, tensors) for o, r in zip(self.outputs, results))
+
+    def _with_arguments(self, results: tuple[torch.Tensor, ...], tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return the results, with the call's own tensors in place of others for the same memory."""
+        written = self.algorithm.written
+        return tuple(tensors[written[o]] if o in written else r for o, r in zip(self.outputs, results))
 
     def _check_indices(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> None:
         """Raise IndexError, one line, for a used element out of range."""

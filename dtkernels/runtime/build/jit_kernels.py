@@ -9,7 +9,7 @@ from ..bounded_cache import BoundedCache
 from ..launch.wrapper_recorder import RecordedLaunch as Note
 from ..tables.kernel_store import StoredKernel
 from .specialization import fits, shared_build
-from .triton_compile import KernelLaunch, compile_kernel, plain_constant, plain_types, stored_kernel_of
+from .triton_compile import KernelLaunch, compile_kernel, kernel_named, plain_constant, plain_types, stored_kernel_of
 
 REMEMBERED = 1024  #: kernels cached per algorithm
 
@@ -28,7 +28,7 @@ class CompiledKernels:
         """Return the kernel for the launch ``note`` of the imported ``source``, compiled in the build that suits it. Raises NeedsTritonLaunch."""
         language = module.tl  # type: ignore[attr-defined]
         constants = {k: getattr(language, v[3:]) if isinstance(v, str) and v.startswith("tl.") else v for k, v in note.constants.items()}
-        launch = KernelLaunch(getattr(module, note.kernel), note.grid, note.args, constants, note.options)
+        launch = KernelLaunch(kernel_named(module, note.kernel), note.grid, note.args, constants, note.options)
         build = shared_build(tuple(launch.kernel.arg_names), note.args, constants, plain_types(launch))
         plainly = tuple((k, plain_constant(v)) for k, v in build.constants.items())
         key = (source, note.kernel, tuple(build.types.items()), plainly, tuple(build.multiples.items()), tuple(note.options.items()), target)

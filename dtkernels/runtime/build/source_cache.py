@@ -88,6 +88,10 @@ def _loaded(source: str, name: str, digest: str) -> ModuleType:
             from ..reference.interpreter import fix_bf16_products
 
             fix_bf16_products()
+        elif "triton" in vars(module):
+            from .aligned_launch import launch_aligned
+
+            launch_aligned(module)
         if "dot_precision" in vars(module):
             from ..torch_support.tf32 import dot_precision, heeding_ieee
 

@@ -20,6 +20,7 @@ A kernel has up to five builds, from the most specialized to the most general. W
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 ANY_PRECISION = "any"  #: of a kernel whose code does not depend on the precision setting of float32 products
 PARTS = "_part"  #: ends the label that numbers the parts of a split sum: not a dimension of what is computed
 _WIDEST = 16  #: bytes of the widest load
+_STEPS = re.compile(r"_stride_|_size_|^size_")  #: of parameters that offsets are made of: strides, sizes of dimensions, extents
 
 
 def fits(entry: StoredKernel, names: tuple[str, ...], args: tuple, constants: dict[str, object]) -> bool:
@@ -143,13 +145,16 @@ def shared_build(names: tuple[str, ...], args: tuple, constants: dict[str, objec
     It depends on the launch alone, so that calls in any order share it. Divisibility of an extent by 16 matters where the extent is
     innermost, since loads are then as wide as their masks allow, and where tiles divide it. A KV cache that grows by single rows needs
     one build for the lengths that tiles divide and one for the others. An extent of 1 is a constant, as in Triton's own builds: a loop
-    over one query vanishes.
+    over one query vanishes. Strides of tensors of any rank, and extents that offsets are made of, are known by the power of two that divides them.
     """
     single = dict.fromkeys((n for n, value in zip(names, args) if n.startswith("size_") and value == 1), 1)
     narrow = narrowest(names, args, constants | single, types | dict.fromkeys(single, "constexpr"))
     inner = {n.partition("_stride_")[2] for n, value in zip(names, args) if "_stride_" in n and value == 1}
     told = {n for n in narrow.multiples if n.startswith("size_") and n[5:] not in inner and constants.get(f"EVEN_{n[5:]}") is not True}
-    return Build(narrow.types, narrow.constants, {n: step for n, step in narrow.multiples.items() if n not in told})
+    outer = {n.partition("_stride_")[2] for n in names if "_stride_" in n} - inner
+    lengths = {n: math.gcd(v, _WIDEST) for n, v in zip(names, args) if isinstance(v, int) and v > 1 and _STEPS.search(n) and n.removeprefix("size_") not in outer}
+    multiples = {n: step for n, step in narrow.multiples.items() if n not in told} | {n: step for n, step in lengths.items() if step > 1}
+    return Build(narrow.types, narrow.constants, {n: multiples[n] for n in names if n in multiples})
 
 
 def _candidate_builds(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str], wide: object, product: bool) -> Iterator[Build]:

@@ -43,18 +43,31 @@ class KernelLaunch:
 
 def record_launches(module: ModuleType, wrapper: str, args: tuple) -> list[KernelLaunch]:
     """Return the launches that ``wrapper`` of an emitted ``module`` makes for ``args``, which may be on the meta device."""
-    import triton
-
     found: list[KernelLaunch] = []
-    kernels = {n: f for n, f in vars(module).items() if isinstance(f, triton.runtime.KernelInterface) and n.endswith("_kernel")}
+    kernels = kernels_of(module)
+    before = {name: getattr(module, name) for name in kernels}
     try:
         for name, kernel in kernels.items():
             setattr(module, name, _Recorder(kernel, found))
         getattr(module, wrapper)(*args)
     finally:
-        for name, kernel in kernels.items():
+        for name, kernel in before.items():
             setattr(module, name, kernel)
     return found
+
+
+def kernels_of(module: ModuleType) -> dict[str, JitFunction]:
+    """Return the kernels of an imported file by name, as Triton made them."""
+    import triton
+
+    found = {n: kernel_named(module, n) for n in vars(module) if n.endswith("_kernel")}
+    return {n: f for n, f in found.items() if isinstance(f, triton.runtime.KernelInterface)}
+
+
+def kernel_named(module: ModuleType, name: str) -> JitFunction:
+    """Return a kernel of an imported file as Triton made it."""
+    kernel = getattr(module, name)
+    return getattr(kernel, "jit", kernel)
 
 
 class _Recorder:
@@ -102,8 +115,17 @@ def compile_kernel(kernel: JitFunction, types: dict[str, str], constants: dict[s
 
     if target.backend == "hip" and "EXACT" in constants:
         constants = {**constants, "EXACT": "ieee"}  # recorded without a GPU it is NVIDIA's
+    if target.backend == "hip" and "PAIRS" in constants:
+        constants = {**constants, "PAIRS": False}
     source = _source(kernel, types, constants, multiples)
     return triton.compile(source, target=GPUTarget(target.backend, target.arch, target.warp_size), options={**options, "enable_fp_fusion": True})
+
+
+def compile_here(kernel: JitFunction, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int], options: dict[str, object]):
+    """Do the same for the current GPU; the result launches: ``compiled[grid](*args)`` with all parameters in order."""
+    import triton
+
+    return triton.compile(_source(kernel, types, constants, multiples), options={**options, "enable_fp_fusion": True})
 
 
 def ir_of(kernel: JitFunction, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int], options: dict[str, object], target: Target) -> str:

@@ -244,7 +244,7 @@ def _value_reader(places: list[int | str]):
 def _inference(call: BoundCall, places: list[int | str], results: tuple[torch.Tensor, ...]) -> CachedCall | None:
     """Return the cached form of a call without gradients; None if it cannot be repeated."""
     bound = bound_of(call.variant, (*call.fitted.tensors.values(), *call.scalars.values()))
-    if bound is None or not all(r.is_contiguous() for r in results):
+    if bound is None or not all(r.is_contiguous() for r, j in zip(results, bound.results) if j >= 0):
         return None
     bound, count = bound.shaped([tuple(r.shape) for r in results]), counter(call.variant.subject.op)
     made: BoundedCache[tuple[int, ...] | None, Callable] = BoundedCache(SHAPES)

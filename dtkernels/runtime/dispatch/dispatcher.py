@@ -315,14 +315,14 @@ class Dispatcher:
 
     def _replayed(self, notes: Record, module, values: tuple, tensors: dict, scalars: dict) -> BoundLaunch | None:
         """Bind the kernels that Triton compiled, so that later calls bypass Triton; None where that is impossible."""
-        from ..build.triton_compile import KernelLaunch, stored_kernel_of
+        from ..build.triton_compile import KernelLaunch, kernel_named, stored_kernel_of
 
         device = values[0].device
         target = self.device_target(device)
         try:
             kernels = []
             for launch in notes.launches:
-                asked = KernelLaunch(getattr(module, launch.kernel), launch.grid, launch.args, launch.constants, launch.options)
+                asked = KernelLaunch(kernel_named(module, launch.kernel), launch.grid, launch.args, launch.constants, launch.options)
                 compiled = specialized(asked, target) or launch.compiled
                 entry: StoredKernel = stored_kernel_of(compiled, "", target.arch)
                 if not fits(entry, launch.names, launch.args, launch.constants):

@@ -83,9 +83,10 @@ class BoundLaunch:
         self.allocations = [(tuple(t.shape), t.dtype) for t in record.allocated]
         self._made = {id(t): j for j, t in enumerate(record.allocated)}
         self._given = {id(v): i for i, v in enumerate(values) if isinstance(v, torch.Tensor)}
-        if any(id(r) not in self._made for r in record.results):
-            raise NotBound("a result is not a tensor that the wrapper allocates")
-        self.results = tuple(self._made[id(r)] for r in record.results)
+        if any(id(r) not in self._made and id(r) not in self._given for r in record.results):
+            raise NotBound("a result is neither a tensor that the wrapper allocates nor one that it is given")
+        #: places among the allocations; ~i for value i, which the kernels change
+        self.results = tuple(self._made[id(r)] if id(r) in self._made else ~self._given[id(r)] for r in record.results)
         self._scalars, self._record_views = scalars, record.views
         self._slots: dict[tuple, int] = {}  #: content of a slot -> its place
         self._plans = [self._plan(launch, *kernel) for launch, kernel in zip(record.launches, kernels)]
@@ -176,10 +177,11 @@ class BoundLaunch:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.allocations = list(self.allocations)
-        for j, shape in zip(self.results, shapes):
+        for j, shape in ((j, shape) for j, shape in zip(self.results, shapes) if j >= 0):
             other.allocations[j] = (tuple(shape), self.allocations[j][1])
         other._strides = [row_major(shape) for shape, _ in other.allocations]
         if order is not None:  # else the argument storage is shared
+            other.results = tuple(j if j >= 0 else ~order[~j] for j in self.results)
             other._free, other._taken = [], []
             other.pointers = [(order[i], slot) for i, slot in self.pointers]
             other._slots = {("float", order[key[1]]) if key[0] == "float" else key: slot for key, slot in self._slots.items()}
@@ -204,7 +206,7 @@ class BoundLaunch:
         Most calls are of this kind. The code is written out, since each saved step is a twentieth of the call. It returns None and launches
         nothing where all tensors were aligned to 16 bytes at binding time and one is not now.
         """
-        if self.unordered or len(self._plans) != 1 or len(self.allocations) != 1 or len(self.made) != 1 or self.views:
+        if self.unordered or self.results[0] < 0 or len(self._plans) != 1 or len(self.allocations) != 1 or len(self.made) != 1 or self.views:
             return None
         (shape, dtype), ((_, slot),), pointers, grain = self.allocations[0], self.made, self.pointers, self.grain
         strides, several, index = row_major(shape), self._several, self.index
@@ -245,14 +247,15 @@ class BoundLaunch:
 
         It returns None where ``alone`` does, and where sums would be added up in any order although torch now asks for a fixed one.
         """
-        outs = [(*self.allocations[j], self._strides[j], [slot for i, slot in self.made if i == j]) for j in self.results]
+        outs = [(*self.allocations[j], self._strides[j], [slot for i, slot in self.made if i == j]) for j in self.results if j >= 0]
+        given = [(k, ~j) for k, j in enumerate(self.results) if j < 0]  #: results that are arguments
         inner, size = [], 0
         for j, slot in self.made:
             if j not in self.results:
                 shape, dtype = self.allocations[j]
                 inner.append((slot, size))
                 size += -(-math.prod(shape) * dtype.itemsize // 256) * 256  # the alignment of the caching allocator
-        pointers, grain, several, index, single = self.pointers, self.grain, self._several, self.index, len(outs) == 1
+        pointers, grain, several, index, single = self.pointers, self.grain, self._several, self.index, len(self.results) == 1
         empty, launch, stream_of, free, views, unordered = self._empty, self._launch, raw_stream, self._free, self.views, self.unordered
 
         def run(values: tuple):
@@ -294,6 +297,8 @@ class BoundLaunch:
                 if code := launch(reference, function, params, None):
                     self._again(code, reference, function, params)
             free.append(frame)
+            for k, i in given:
+                made.insert(k, values[i])
             return made[0] if single else tuple(made)
 
         return run
@@ -328,12 +333,12 @@ class BoundLaunch:
             if code := self._launch(reference, function, params, None):
                 self._again(code, reference, function, params)
         self._free.append(frame)
-        return [made[j] for j in self.results]
+        return [made[j] if j >= 0 else values[~j] for j in self.results]
 
     def first(self, values: tuple, record: Record) -> list[torch.Tensor]:
         """Launch into the tensors that ``record`` allocated."""
         scratch = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.allocations[len(record.allocated) :]]
-        with torch.cuda.device_of(record.allocated[0]):
+        with torch.cuda.device_of(record.results[0]):
             return self.run(values, record.allocated + scratch)
 
     def _again(self, code: int, reference, function, params) -> None:

@@ -14,9 +14,10 @@ import torch
 
 from ...codegen.emit.module import value_inputs
 from ...lang import expr as ex
-from ...lang.algorithm import Algorithm
+from ...lang.algorithm import Algorithm, Definition
 from ...lang.extents.sources import size_from
 from ..signature.signature import promoted, size_sources
+from ..torch_support.dtypes import FLOAT8_NAMES
 from . import philox
 from .float8 import to_float8
 from .scans import scanned
@@ -74,17 +75,39 @@ class _Evaluator:
         last = {access.tensor: name for name in needed for access in ex.accesses(self.algorithm[name].expr)}
         for name in needed:
             d = self.algorithm[name]
+            if isinstance(d.expr, ex.Write):
+                self._write(d)
+                continue
             value = self._index(d.expr) if self.algorithm.whole_funcs.get(name, "bool") != "bool" else self.value(d.expr)
             self.known[name] = self._expand(value, d.labels)
             for read in [k for k in self.known if last.get(k) == name and k not in names]:
                 del self.known[read]  # free its memory for the rest
         found = []
         for name in names:
+            if name in self.algorithm.written:
+                found.append(self.tensors[self.algorithm.written[name]])
+                continue
             cast, own = self.algorithm[name].expr, self.algorithm.own_dtype(name)
             dtype = getattr(torch, own) if own else self.result
             dtype = self.compute if isinstance(cast, ex.Cast) and cast.dtype == "fp32" else dtype  # float64 stays float64
             found.append(self.known[name].data.to(dtype))
         return tuple(found)
+
+    def _write(self, d: Definition) -> None:
+        """Store the values of a write in its input, where the index lies inside and the condition holds."""
+        write: ex.Write = d.expr  # type: ignore[assignment]
+        target = self.tensors[write.place.tensor]
+        places = [self._expand(self._index(i), d.labels).data for i in write.place.index]
+        value, inside = self._expand(self.value(write.value), d.labels).data, torch.ones((), dtype=torch.bool, device=self.device)
+        if write.condition is not None:
+            inside = self._expand(self.value(write.condition), d.labels).data.to(torch.bool)
+        for size, place in zip(target.shape, places):
+            inside = inside & (place >= 0) & (place < size)
+        value = self._numbers(value)
+        form = FLOAT8_NAMES.get(target.dtype)
+        if form is not None:  # torch does not index into float8
+            value, target = to_float8(value, ex.FLOAT8[form]).to(target.dtype).view(torch.uint8), target.view(torch.uint8)
+        target[tuple(p[inside] for p in places)] = value.to(target.dtype)[inside]
 
     def _expand(self, value: Named, labels: tuple[str, ...]) -> Named:
         """Expand ``value`` to exactly ``labels``."""

@@ -127,6 +127,12 @@ class _Checker(_Evaluator):
                 self._note(e, asked)
                 if tensor in self.relevant:
                     self._ask(e, asked)
+            case ex.Write(value, place, condition):
+                if condition is not None:
+                    self.visit(condition, asked)
+                    asked = self._where(asked, condition, True)
+                self.visit(value, asked)
+                self.visit(place, asked)
             case ex.Call("where", (condition, a, b)):
                 self.visit(condition, asked)
                 self.visit(a, self._where(asked, condition, True))

@@ -50,6 +50,7 @@ class OpManifest:
     autocast: str | None
     lines: tuple[str, ...] = ()  #: signatures and gradients as JSON
     whole: tuple[str, ...] = ()  #: scalars used in an index
+    written: tuple[str, ...] = ()  #: for each output the input that it is stored in; "" for a result of its own; () for none
 
     def facts(self, params: Params, batched: frozenset[str], labels: int) -> Facts | None:
         """Return the facts of a variant, if present. Batch labels and batched inputs need the algorithm itself."""
@@ -91,7 +92,7 @@ class OpManifest:
         integers = tuple(sorted(a.integer_inputs()))
         return OpManifest(
             spec.op, a.inputs, a.scalars, tuple(a.params), spec.outputs, spec_hash(a), integers, products, spec.compiled, spec.autocast,
-            whole=tuple(sorted(a.integer_scalars())),
+            whole=tuple(sorted(a.integer_scalars())), written=tuple(a.written.get(o, "") for o in spec.outputs) if a.written else (),
         )
 
 
@@ -126,7 +127,7 @@ def gradient_line(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...]
 def manifest_text(manifest: OpManifest, spec: bytes) -> str:
     """Format a manifest. ``spec`` is the content of the spec's file."""
     head = {"file": hashlib.sha256(spec).hexdigest(), **{n: getattr(manifest, n) for n in _HEAD}}
-    head |= {"whole": manifest.whole} if manifest.whole else {}
+    head |= {n: getattr(manifest, n) for n in ("whole", "written") if getattr(manifest, n)}
     return json.dumps(head)[:-1] + ', "lines": [\n' + ",\n".join(manifest.lines) + "\n]}\n"
 
 
@@ -161,6 +162,7 @@ def _signature(data: dict) -> Signature:
         tuple(data.get("leaders", ())),
         data.get("firsts", {}),
         Outline.read(data["outline"]) if "outline" in data else None,
+        tuple(data.get("written", ())),
         tuple(map(_source, data.get("agree", ()))),
     )
 
@@ -171,4 +173,4 @@ def _source(data: Any) -> Any:
 
 def _as_json(signature: Signature) -> dict:
     """Convert a signature for JSON."""
-    return {name: value for name, value in vars(signature).items() if value or name not in ("leaders", "firsts", "outline", "agree")}
+    return {name: value for name, value in vars(signature).items() if value or name not in ("leaders", "firsts", "outline", "written", "agree")}

@@ -33,6 +33,7 @@ class Signature:
     leaders: tuple[str, ...] = ()  #: inputs whose leading dimensions are those of the call
     firsts: dict[str, int] = field(default_factory=dict)  #: number of first dimensions that an input may lack, where it is not 0
     outline: Outline | None = None  #: what the cost model needs of the algorithm
+    written: tuple[str, ...] = ()  #: inputs that a call changes, in the order of the results that they are
     agree: tuple[tuple[str, Source], ...] = ()  #: formulas that labels with another source, or another formula, must agree with
 
     @staticmethod
@@ -48,8 +49,9 @@ class Signature:
         firsts = dict.fromkeys(labels[0] for labels in inputs.values() if labels and labels[0])
         rows = {label: found for label in firsts if (found := collapsible_label(algorithm, label)) is not None}
         own = Signature(
-            inputs, algorithm.scalars, tuple(value_inputs(algorithm, list(inputs))), sizes, rows, precise, outline=Outline.of(algorithm), agree=_agreeing(algorithm, sizes)
-        )
+            inputs, algorithm.scalars, tuple(value_inputs(algorithm, list(inputs))), sizes, rows, precise, outline=Outline.of(algorithm),
+            written=tuple(algorithm.written.values()), agree=_agreeing(algorithm, sizes),
+        )  # fmt: skip
         if not called:
             return own
         lacked = {name: count for name, count in first_dimensions(algorithm, called).items() if count}

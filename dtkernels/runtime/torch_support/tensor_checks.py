@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -12,6 +12,28 @@ _batched = (torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_
 def in_memory(value):
     """Return ``value``; resolve a lazily negated tensor, such as the imaginary part of a conjugate."""
     return value.resolve_neg() if isinstance(value, torch.Tensor) else value
+
+
+def check_written(op: str, written: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError, one line, for a tensor that a call changes and that shares its memory with itself or with what the call reads."""
+    names = tuple(written)
+    for name in names:
+        t = tensors[name]
+        if t.is_neg() or any(stride == 0 and size > 1 for stride, size in zip(t.stride(), t.shape)):
+            raise ValueError(f"{op}: {name} is written and is an expanded or negated view; allowed: a tensor with memory of its own")
+        begin, end = _range(t)
+        for other, u in tensors.items():
+            first, last = _range(u)
+            if other not in names and t.device == u.device and begin < last and first < end:
+                raise ValueError(f"{op}: {name} is written and shares memory with {other}, which is read; allowed: {other}.clone()")
+
+
+def _range(t: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses of the first byte and of what follows the last one; (0, 0) where there is no memory."""
+    if t.is_meta or not t.numel() or is_batch(t) or not (begin := t.data_ptr()):
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride()))
+    return begin, begin + (last + 1) * t.element_size()
 
 
 def is_batch(tensor: torch.Tensor) -> bool:

@@ -1,7 +1,8 @@
-"""Patch nn.ReLU and nn.Softmax modules: the instance's `forward` calls the op."""
+"""Patch nn.ReLU and nn.Softmax modules, and those that square a ReLU: the instance's `forward` calls the op."""
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from ..patching.call_stats import CallRecord
 from ..patching.forward_patching import in_autocast, in_memory_order_of_input, replace_forward, taken, unsupported
+from ..patching.numeric_probe import output_of, rows, same, stand_in, takes_one_tensor
 from ..patching.report import PatchReport
 
 
@@ -56,3 +58,34 @@ def patch_softmax(model: nn.Module, report: PatchReport) -> None:
             reason = None if isinstance(module.dim, int) else "dim=None leaves the dimension to torch"
             reason = reason or taken(module, nn.Softmax)
             replace_forward(name, module, "softmax", partial(softmax_forward, CallRecord(), module), reason, report)
+
+
+def relu_squared_forward(record: CallRecord, module: nn.Module, *args, **kwargs) -> torch.Tensor:
+    """Compute max(x, 0)^2; other calls than with one tensor, and unsupported tensors, take the module's own forward."""
+    alone = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor)
+    reason = unsupported(args[0]) if alone else "arguments other than one tensor"
+    record.count(reason, args[0] if alone else None)
+    if reason is not None or torch.compiler.is_compiling():
+        return type(module).forward(module, *args, **kwargs)
+    from dtkernels import ops
+
+    return in_memory_order_of_input(ops.relu_squared, args[0])
+
+
+def patch_relu_squared(model: nn.Module, report: PatchReport) -> None:
+    """Patch every module of `model` without weights that squares max(x, 0)."""
+    for name, module in model.named_modules():
+        if _squares_relu(module):
+            forward = partial(relu_squared_forward, CallRecord(), module)
+            replace_forward(name, module, "relu_squared", forward, taken(module, type(module)), report)
+
+
+def _squares_relu(module: nn.Module) -> bool:
+    """Return whether a module without parts of its own computes max(x, 0)^2 and changes nothing but its result."""
+    parts = [value for part in (module._parameters, module._buffers, module._modules) for value in part.values()]
+    forward = inspect.unwrap(type(module).forward)
+    if parts or not inspect.isfunction(forward) or "relu" not in forward.__code__.co_names or not takes_one_tensor(type(module)):
+        return False
+    x = rows(8)
+    results = [output_of(type(module).forward, stand_in(module, training=training), x) for training in (False, True)]
+    return torch.equal(x, rows(8)) and all(same(result, x.clamp(min=0).square()) for result in results)

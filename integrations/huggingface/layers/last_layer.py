@@ -9,40 +9,21 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from ..patching.call_stats import CallRecord
-from ..patching.forward_patching import in_autocast, plain, replace_forward, simple_linear, taken, unsupported, without_autocast
+from ..patching.forward_patching import replace_forward, slot_of, taken, without_autocast
 from ..patching.report import ALREADY, SKIPPED, PatchReport
 from ..patching.source_inspection import names_in
+from .last_layer_forms import Parts, learns, parts_of, why_skipped
 from .loss import _SLOT, _restore, causal_loss
 
 OP = "linear_cross_entropy"
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Logits as outer * tanh(scale * (hidden weight^T + bias)), without tanh if ``outer`` is None, and the ``steps`` that lead there."""
-
-    hidden: torch.Tensor
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    scale: float = 1.0
-    outer: float | None = None
-    steps: tuple[tuple[Callable, tuple, dict], ...] = ()
-
-    def logits(self) -> torch.Tensor:
-        """Compute the logits as the model's own code would have."""
-        result = F.linear(self.hidden, self.weight, self.bias)
-        for function, args, kwargs in self.steps:
-            result = function(*[result if arg is _SELF else arg for arg in args], **kwargs)
-        return result
 
 
 class LazyLogits(torch.Tensor):
@@ -61,7 +42,28 @@ class LazyLogits(torch.Tensor):
             return _FIXED[func]
         if args and (more := _step(func, args, kwargs)) is not None:
             return more
+        if func is torch.Tensor.register_hook and args[0].made is None and _before_backward(args[1]):
+            return None  # of FSDP2, which gathers weights for the backward of this layer; the loss needs the one that is there
         return func(*_made(args), **_made(kwargs))
+
+    @property
+    def placements(self) -> tuple:
+        """The layout of logits that are a DTensor. While they are unmade it equals no other one, so that the hooks of tensor parallelism ask for theirs."""
+        return () if self.made is None and self.parts.layout else made(self).placements
+
+    def redistribute(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the logits in another layout of their mesh."""
+        wanted = kwargs.get("placements")
+        if self.made is not None or args or not self.parts.layout or wanted is None or not all(p.is_replicate() for p in wanted):
+            return made(self).redistribute(*args, **kwargs)
+        step = (_redistributed, (_SELF,), kwargs)
+        return lazy_logits(replace(self.parts, layout="whole", steps=(*self.parts.steps, step)), self.dtype)
+
+    def to_local(self, *args: Any, **kwargs: Any) -> Any:
+        """Return this rank's part of the logits, which is all of them once they are whole."""
+        if self.made is not None or args or kwargs or self.parts.layout != "whole":
+            return made(self).to_local(*args, **kwargs)
+        return lazy_logits(replace(self.parts, layout="", steps=(*self.parts.steps, (_local, (_SELF,), {}))), self.dtype)
 
 
 def lazy_logits(parts: Parts, dtype: torch.dtype) -> LazyLogits:
@@ -77,36 +79,18 @@ def made(logits: Any) -> Any:
     if not isinstance(logits, LazyLogits):
         return logits
     if logits.made is None:
-        logits.made = logits.parts.logits()
+        logits.made = logits.parts.logits(_SELF)
     return logits.made
 
 
-def head_forward(record: CallRecord, module: nn.Linear, input: torch.Tensor) -> torch.Tensor:
-    """Compute input weight^T + bias, in training lazily; calls that the op does not support are those of nn.Linear."""
-    reason = _why_not(module, input)
-    if reason is not None:
-        if reason != "not in training":
-            record.count(reason, input)
-        return F.linear(input, module.weight, module.bias)
-    hidden: torch.Tensor = input
-    weight: torch.Tensor = module.weight
-    bias: torch.Tensor | None = module.bias
-    if in_autocast(input.device.type):
-        dtype = torch.get_autocast_dtype(input.device.type)
-        hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    return lazy_logits(Parts(hidden, weight, bias), hidden.dtype)
-
-
-def _why_not(module: nn.Linear, input: torch.Tensor) -> str | None:
-    if not (module.training and torch.is_grad_enabled() and (input.requires_grad or module.weight.requires_grad)) or torch.compiler.is_compiling():
-        return "not in training"
-    if (reason := unsupported(input)) is not None:
-        return reason
-    if not plain(module.weight) or module.weight.shape != (module.out_features, module.in_features):
-        return "its weight is quantised or sharded"
-    if module.weight.dtype != input.dtype and not in_autocast(input.device.type):
-        return "hidden states and weight of different dtypes"
-    return "a single vector" if input.dim() < 2 else None
+def head_forward(record: CallRecord, original: Callable | None, module: nn.Module, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Compute the logits, in training lazily. ``original``: the instance's forward before; calls that the op does not support take it, or the class's own."""
+    if learns(module, input) and not torch.compiler.is_compiling():
+        parts = "more arguments" if args or kwargs else parts_of(module, input, original)
+        if isinstance(parts, Parts):
+            return lazy_logits(parts, parts.hidden.dtype)
+        record.count(parts, input)
+    return original(input, *args, **kwargs) if original is not None else type(module).forward(module, input, *args, **kwargs)
 
 
 def head_loss(
@@ -149,10 +133,15 @@ def _linear_loss(parts: Parts, target: torch.Tensor, shift: bool, ignore_index: 
     from dtkernels import ops
 
     hidden, bias, inner = parts.hidden, parts.bias, parts.scale if parts.outer is None else parts.scale * parts.outer
+    more: dict[str, Any] = {} if (lora := parts.low_rank()) is None else {"lora": lora}
     if not math.isclose(inner, 1.0, rel_tol=1e-9):  # inner * (h W^T + b), which the cap divides by ``outer``
         hidden, bias = hidden * inner, None if bias is None else bias * inner
+        more = {} if lora is None else {"lora": (lora[0] * inner, lora[1])}
     with without_autocast(hidden.device.type):
-        return ops.linear_cross_entropy(hidden, parts.weight, target, bias, softcap=parts.outer, ignore_index=ignore_index, reduction=reduction, shift=shift)
+        loss = ops.linear_cross_entropy(
+            hidden, parts.weight, target, bias, softcap=parts.outer, ignore_index=ignore_index, reduction=reduction, shift=shift, **more
+        )
+    return loss.to_local() if hasattr(loss, "to_local") else loss
 
 
 def _step(func: Callable, args: tuple, kwargs: dict) -> LazyLogits | None:
@@ -208,16 +197,28 @@ def patch_last_layer(model: nn.Module, report: PatchReport) -> None:
 
 
 def _patch(name: str, module: nn.Module, head_name: str, head: nn.Module, report: PatchReport) -> None:
-    reason = taken(module, type(module)) or simple_linear(head)
+    reason = taken(module, type(module)) or why_skipped(head)
     if reason is not None:
         report.add(head_name, OP, SKIPPED, reason)
         return
     record = CallRecord()
-    replace_forward(head_name, head, OP, partial(head_forward, record, cast(nn.Linear, head)), None, report)
+    replace_forward(head_name, head, OP, partial(head_forward, record, vars(head).get(slot_of(head)), head), None, report)
     if not report.dry_run:
         ours = partial(head_loss, record, cast(Callable, module.loss_function))
         report.on_undo(partial(_restore, weakref.ref(module), _SLOT in vars(module), vars(module).get(_SLOT), ours))
         vars(module)[_SLOT] = ours
+
+
+def _redistributed(logits: Any, **kwargs: Any) -> Any:
+    return logits.redistribute(**kwargs)
+
+
+def _local(logits: Any) -> Any:
+    return logits.to_local()
+
+
+def _before_backward(hook: Any) -> bool:
+    return (getattr(hook, "__module__", None) or "").startswith("torch.distributed.fsdp")
 
 
 _SELF = object()
@@ -225,7 +226,7 @@ _OF_THE_SHAPE = frozenset(
     [getattr(torch.Tensor, name).__get__ for name in "shape dtype device ndim is_cuda is_meta is_cpu layout is_nested is_sparse is_quantized".split()]
     + [getattr(torch.Tensor, name) for name in "dim size numel is_floating_point is_complex is_inference ndimension element_size __len__ __hash__".split()]
 )
-_FIXED = {getattr(torch.Tensor, name).__get__: value for name, value in (("requires_grad", True), ("is_leaf", False))}
+_FIXED = {getattr(torch.Tensor, name).__get__: value for name, value in (("requires_grad", True), ("is_leaf", False), ("_base", None))}
 _KINDS: dict[Callable, str] = {
     **dict.fromkeys([torch.tanh, torch.Tensor.tanh], "tanh"),
     **dict.fromkeys([torch.div, torch.true_divide, torch.Tensor.div, torch.Tensor.__truediv__, torch.Tensor.true_divide], "/"),

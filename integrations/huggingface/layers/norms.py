@@ -15,6 +15,7 @@ from ..patching.call_stats import CallRecord
 from ..patching.forward_patching import in_autocast, in_memory_order_of_input, plain, replace_forward, taken, unsupported
 from ..patching.numeric_probe import normal, output_of, rows, same, stand_in, takes_one_tensor
 from ..patching.report import PatchReport
+from .norm_forms import Form, form_of, norm_forward
 
 
 class Norm(Protocol):
@@ -47,16 +48,20 @@ def layernorm_forward(record: CallRecord, module: nn.LayerNorm, *args, **kwargs)
         return nn.LayerNorm.forward(module, *args, **kwargs)
     from dtkernels import ops
 
+    if module.bias is None:
+        return ops.normalize(args[0], module.weight, None, module.eps, centered=True)
     return ops.layernorm(args[0], module.weight, module.bias, module.eps)
 
 
-def _unsupported(weight: torch.Tensor, args: tuple, kwargs: dict) -> str | None:
+def _unsupported(weight: torch.Tensor | None, args: tuple, kwargs: dict) -> str | None:
     """Return why the op does not take this call, or None."""
     if len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor):
         return "arguments other than one tensor"
     x = args[0]
     if (reason := unsupported(x)) is not None:
         return reason
+    if weight is None:
+        return "autocast of a 16-bit input" if in_autocast(x.device.type) and x.dtype != torch.float32 else None
     if not plain(weight):
         return "a weight that is sharded or quantised"
     if x.dtype != weight.dtype:  # the result's dtype then differs from model to model
@@ -67,12 +72,21 @@ def _unsupported(weight: torch.Tensor, args: tuple, kwargs: dict) -> str | None:
 
 
 def patch_rmsnorm(model: nn.Module, report: PatchReport) -> None:
-    """Patch every module of `model` that computes an RMSNorm with a weight."""
+    """Patch every module of `model` that computes an RMSNorm, also those without a weight, of groups, or with a gate."""
+    known: dict[tuple, Form | None] = {}
     for name, module in model.named_modules():
-        if (form := _rmsnorm_form(module)) is not None:
+        if (found := _rmsnorm_form(module)) is not None:
             reason = None if plain(module.weight) else "its weight is quantised or sharded"
             reason = reason or taken(module, type(module))
-            replace_forward(name, module, "rmsnorm", partial(rmsnorm_forward, CallRecord(), module, *form), reason, report)
+            replace_forward(name, module, "rmsnorm", partial(rmsnorm_forward, CallRecord(), module, *found), reason, report)
+        elif (form := form_of(module, known)) is not None and not form.centered:
+            _patch_form("rmsnorm", name, module, form, report)
+
+
+def _patch_form(op: str, name: str, module: nn.Module, form: Form, report: PatchReport) -> None:
+    plainly = all(plain(p) for p in module._parameters.values() if p is not None)
+    reason = taken(module, type(module)) if plainly else "its weight is quantised or sharded"
+    replace_forward(name, module, op, partial(norm_forward, CallRecord(), module, form), reason, report)
 
 
 def _rmsnorm_form(module: nn.Module) -> tuple[str, int] | None:
@@ -100,9 +114,13 @@ def _rmsnorm_form(module: nn.Module) -> tuple[str, int] | None:
 
 
 def patch_layernorm(model: nn.Module, report: PatchReport) -> None:
-    """Patch every nn.LayerNorm of `model` that has a weight and a bias and normalizes the last dimension."""
+    """Patch every nn.LayerNorm of `model` that normalizes the last dimension, and modules of other classes that compute the like."""
+    known: dict[tuple, Form | None] = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.LayerNorm):
+        own = isinstance(module, nn.LayerNorm) and type(module).forward is nn.LayerNorm.forward
+        if not own and (form := form_of(module, known)) is not None and form.centered:
+            _patch_form("layernorm", name, module, form, report)
+        elif isinstance(module, nn.LayerNorm):
             reason = _not_for_the_op(module) or taken(module, nn.LayerNorm)
             replace_forward(name, module, "layernorm", partial(layernorm_forward, CallRecord(), module), reason, report)
 
@@ -110,6 +128,4 @@ def patch_layernorm(model: nn.Module, report: PatchReport) -> None:
 def _not_for_the_op(module: nn.LayerNorm) -> str | None:
     if len(module.normalized_shape) != 1:
         return "it normalizes more than the last dimension"
-    if module.weight is None or module.bias is None:
-        return "it has no weight or no bias"
-    return None if plain(module.weight) and plain(module.bias) else "its weight is quantised or sharded"
+    return None if all(plain(p) for p in (module.weight, module.bias) if p is not None) else "its weight is quantised or sharded"

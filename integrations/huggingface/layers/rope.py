@@ -1,7 +1,7 @@
-"""Patch rotary embeddings: attention modules whose forward calls a function (q, k, cos, sin) of its modeling file.
+"""Patch rotary embeddings: modules whose forward calls a function of its modeling file with q, k, cos and sin, or the like.
 
 That function is a global of the file, shared by every model. The instance gets a forward with the same code and the file's
-globals, except that this one name is bound to the op. Neither the file nor the class changes.
+globals, except that the names of such functions are bound to the op. Neither the file nor the class changes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from ..patching.call_stats import CallRecord
-from ..patching.forward_patching import plain, replace_forward, taken, unsupported
-from ..patching.numeric_probe import normal, output_of, same
+from ..patching.forward_patching import replace_forward, taken
 from ..patching.report import PatchReport
+from .rotary_forms import Form, batched, by_op, complete, form_of, rotary_functions, why_not
 
 _record: ContextVar[CallRecord | None] = ContextVar("record of the attention module that runs", default=None)
 
@@ -66,14 +66,15 @@ def _layers(function: object) -> list[types.FunctionType]:
 
 
 class Rebound:
-    """The forward of a class with the global `name` bound to the op instead of `original`; ``function`` is the new forward."""
+    """The forward of a class with some globals, rotary functions, bound to the op; ``function`` is the new forward. ``originals``: name -> function."""
 
-    def __init__(self, cls: type[nn.Module], name: str, original: Callable):
-        self.cls, self.name, self.original = cls, name, original
+    def __init__(self, cls: type[nn.Module], originals: dict[str, Callable]):
+        self.cls, self.originals = cls, originals
         self.forward = cls.forward
         *decorators, forward = _layers(cls.forward)
         self.scope: dict = forward.__globals__
-        function = _copied(forward, _Globals({name: partial(rotated, original)}, self.scope), forward.__closure__)
+        own = {name: partial(rotated, original, cast(Form, form_of(original))) for name, original in originals.items()}
+        function = _copied(forward, _Globals(own, self.scope), forward.__closure__)
         for wrapper in reversed(decorators):  # each calls the next by a variable of its closure
             cells = tuple(types.CellType(function) if _content(c) is wrapper.__wrapped__ else c for c in wrapper.__closure__ or ())  # type: ignore[attr-defined]
             function = _copied(wrapper, wrapper.__globals__, cells)
@@ -84,7 +85,7 @@ class Rebound:
 
     def changed(self) -> str | None:
         """Return why the rebound forward is outdated: another rotary function, or another class forward. Else None."""
-        if self.scope.get(self.name) is not self.original:
+        if any(self.scope.get(name) is not original for name, original in self.originals.items()):
             return "its modeling file has another rotary function now"
         return None if self.cls.forward is self.forward else "its class has another forward now"
 
@@ -103,97 +104,58 @@ def rope_forward(record: CallRecord, module: nn.Module, bound: Rebound, *args, *
         _record.reset(token)
 
 
-def rotated(original: Callable, q, k=None, cos=None, sin=None, *args, **kwargs):
-    """Rotate q and k by cos and sin. Unsupported calls go to the modeling file's function and are counted.
+def rotated(original: Callable, form: Form, *args, **kwargs):
+    """Rotate as ``form`` says. Unsupported calls go to the modeling file's function and are counted.
 
     Some of these functions rotate q alone, for the indexer of sparse attention.
     """
-    reason = _unsupported(q, k, cos, sin, args, kwargs)
+    given = complete(form, args, kwargs)
+    first = None if given is None else given.get(form.rotated[0])
+    single = form.unbatched and isinstance(first, torch.Tensor) and not first.is_nested and first.dim() == 3
+    if given is not None and single:
+        form, given = batched(form, given)
+    reason = "arguments other than q, k, cos and sin" if given is None else why_not(form, given)
     if (record := _record.get()) is not None:
-        record.count(reason, q)
-    if reason is not None:
-        return original(q, k, cos, sin, *args, **kwargs)
-    from dtkernels import ops
-
-    return ops.rope(q, k, cos, sin)
-
-
-def _unsupported(q, k, cos, sin, args: tuple, kwargs: dict) -> str | None:
-    if args or any(value is not None and not (key == "unsqueeze_dim" and value == 1) for key, value in kwargs.items()):
-        return "arguments other than q, k, cos and sin"
-    if k is None or cos is None or sin is None:
-        return "no k, cos or sin"
-    for x in (q, k, cos, sin):
-        if (reason := unsupported(x)) is not None:
-            return reason
-    if len({x.dtype for x in (q, k, cos, sin)}) > 1 or len({x.device for x in (q, k, cos, sin)}) > 1 or not plain(q):
-        return "q, k, cos and sin of different dtypes or devices"
-    sizes = (q.shape[0], 1), (q.shape[2],) if q.dim() == 4 else (), (q.shape[-1],)
-    if q.dim() != 4 or k.dim() != 4 or k.shape[0] != q.shape[0] or k.shape[2:] != q.shape[2:]:
-        return "q and k that are not (B, H, S, D) and (B, G, S, D)"
-    if cos.dim() != 3 or cos.shape != sin.shape or any(n not in allowed for n, allowed in zip(cos.shape, sizes)):
-        return "cos and sin that are not (B, S, D)"
-    return None
+        record.count(reason, first)
+    if given is None or reason is not None:
+        return original(*args, **kwargs)
+    found = by_op(form, given)
+    if not single:
+        return found
+    return found.squeeze(0) if isinstance(found, torch.Tensor) else tuple(x.squeeze(0) for x in found)
 
 
 def patch_rope(model: nn.Module, report: PatchReport) -> None:
-    """Patch every attention module of `model` that rotates halves of its queries and keys against each other."""
+    """Patch every module of `model` that rotates elements of its queries and keys against each other."""
     for name, module in model.named_modules():
-        function = _rotary_name(type(module))
-        if function is not None:
-            bound = rebound(type(module))
-            reason = _why_not_replaceable(type(module), function) if bound is None else taken(module, type(module))
+        cls = type(module)
+        forward = inspect.unwrap(cls.forward)
+        functions = dict(rotary_functions(forward)) if inspect.isfunction(forward) else {}
+        if functions:
+            bound = rebound(cls)
+            reason = _why_not_replaceable(cls, functions) if bound is None else taken(module, cls)
             if bound is not None or reason is not None:  # a function that computes something else is not this op
-                forward = partial(rope_forward, CallRecord(), module, cast(Rebound, bound))  # not installed where there is a reason
-                replace_forward(name, module, "rope", forward, reason, report)
-
-
-def _rotary_name(cls: type[nn.Module]) -> str | None:
-    """Return the name of the global that the forward of a class calls with (q, k, cos, sin), or None."""
-    forward = inspect.unwrap(cls.forward)
-    if not inspect.isfunction(forward):
-        return None
-    for name in forward.__code__.co_names:
-        function = forward.__globals__.get(name)
-        if inspect.isfunction(function):
-            code = function.__code__
-            if code.co_varnames[: min(4, code.co_argcount)] == ("q", "k", "cos", "sin"):
-                return name
-    return None
+                own = partial(rope_forward, CallRecord(), module, cast(Rebound, bound))  # not installed where there is a reason
+                replace_forward(name, module, "rope", own, reason, report)
 
 
 def rebound(cls: type[nn.Module]) -> Rebound | None:
-    """Return the forward of a class with its rotary function replaced; None if the function is not the op's."""
-    name = _rotary_name(cls)
+    """Return the forward of a class with its rotary functions replaced; None if it has none that an op computes."""
     layers = _layers(cls.forward)
-    if name is None or not layers:
-        return None
-    original = layers[-1].__globals__[name]
-    return _make_rebound(cast(type, cls), name, original, cls.forward) if _is_half_rotation(original) else None
+    functions = tuple((name, function) for name, function in rotary_functions(layers[-1]) if form_of(function) is not None) if layers else ()
+    return _make_rebound(cast(type, cls), functions, cls.forward) if functions else None
 
 
 @cache
-def _make_rebound(cls: type[nn.Module], name: str, original: Callable, forward: Callable) -> Rebound:
-    return Rebound(cls, name, original)
+def _make_rebound(cls: type[nn.Module], functions: tuple[tuple[str, Callable], ...], forward: Callable) -> Rebound:
+    return Rebound(cls, dict(functions))
 
 
-@cache
-def _is_half_rotation(function: Callable) -> bool:
-    """Return whether a function rotates element d of q and k with element d + D / 2, where cos and sin are (B, S, D)."""
-    q, k, cos, sin = normal(2, 3, 5, 8), normal(2, 1, 5, 8, seed=1), normal(2, 5, 8, seed=2), normal(2, 5, 8, seed=3)
-    result = output_of(function, q, k, cos, sin)
-    if not isinstance(result, tuple) or len(result) != 2:
-        return False
-    turned = (torch.cat((-x[..., 4:], x[..., :4]), -1) for x in (q, k))
-    wanted = [x * cos[:, None] + t * sin[:, None] for x, t in zip((q, k), turned)]
-    return all(same(found, right) for found, right in zip(result, wanted))
-
-
-def _why_not_replaceable(cls: type[nn.Module], name: str) -> str | None:
-    """Return why the function cannot be examined or replaced; None if it computes something else."""
-    layers = _layers(cls.forward)
-    if not layers:
+def _why_not_replaceable(cls: type[nn.Module], functions: dict[str, Callable]) -> str | None:
+    """Return why the functions cannot be examined or replaced; None if they compute something else."""
+    if not _layers(cls.forward):
         return f"{cls.__name__}.forward is wrapped by a decorator that cannot be copied"
-    if layers[-1].__globals__[name].__module__.partition(".")[0] != cls.__module__.partition(".")[0]:
-        return f"{name} was already replaced by somebody else"
+    for name, function in functions.items():
+        if function.__module__.partition(".")[0] != cls.__module__.partition(".")[0]:
+            return f"{name} was already replaced by somebody else"
     return None

@@ -26,7 +26,7 @@ from ....lang import expr as ex
 from ...cost.kernel_config import KernelConfig
 from ...problem import SchedulingProblem
 from ..gemm_candidates import parts
-from ..product_sides import sides
+from ..product_sides import packed, sides
 from ..reduction import approximations, contiguous_label, loaded_accesses
 from ..sibling_gemms import products
 
@@ -45,6 +45,8 @@ def streamed_candidates(shape: SchedulingProblem, root: str, members: list[str])
     dots = products(shape, members)
     if not shape.has_products_alone(root, members) or not all(_is_thin(shape, root, dot) for dot in dots):
         return
+    if any(packed(a) > 1 for dot in dots for a in ex.accesses(dot) if ex.free_labels(a) & {*dot.labels} and _has_codes(shape, a)):
+        return  # unpacked part by part for the matrix units; here each element would be loaded by itself
     own, summed = shape.algorithm[root].labels, dict.fromkeys(x for dot in dots for x in dot.labels)
     others = any(isinstance(n, ex.Reduce) for m in members for n in shape.algorithm[m].expr.walk())
     if others or summed.keys() & set(own):  # they run inside the loop, or over blocks
@@ -59,6 +61,10 @@ def streamed_candidates(shape: SchedulingProblem, root: str, members: list[str])
         tile |= {x: min(next_power_of_two(shape.sizes[x]), room) for x in across if room}
         if len(dots) * math.prod(tile.values()) <= HELD_BY_WARP * warps:
             yield from _split(shape, root, members, tile, warps)
+
+
+def _has_codes(shape: SchedulingProblem, access: ex.Access) -> bool:
+    return shape.types is not None and dict(shape.types.of).get(access.tensor) in ex.INTEGERS
 
 
 def _is_thin(shape: SchedulingProblem, root: str, dot: ex.Dot) -> bool:

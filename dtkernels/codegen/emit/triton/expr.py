@@ -15,6 +15,7 @@ from ...ir.nest import (
     Axis,
     BlockNumber,
     Const,
+    Every,
     Fetch,
     Guard,
     Load,
@@ -89,6 +90,9 @@ class ExpressionPrinter:
                 return self._dot(tile, order), _ATOM
             case TileScan():
                 return self._scan(tile, order), _ATOM
+            case Every(arg, axis, group):
+                whole = tuple(a for a in arg.axes if a != axis) + (axis,)
+                return self.arrange(self._every(self.text(arg, whole), tile), (*whole[:-1], group), order), _ATOM
         own = tuple(a for a in order if a in nest.axes_of(tile))
         if isinstance(tile, Guard):
             text, strength = self._guard(tile, own)
@@ -194,7 +198,7 @@ class ExpressionPrinter:
         text = self.text(tile, order)
         return (
             f"{self._at(tile, order, _MULTIPLY)} * 1.0"
-            if is_integer(tile) and fn not in ("maximum", "minimum", "abs", "//", "%", "min", "max", "cdiv", "place", "largest_key", "wide")
+            if is_integer(tile) and fn not in ("maximum", "minimum", "abs", "//", "%", "min", "max", "cdiv", "place", "largest_key", "wide", "bits")
             else text
         )
 
@@ -277,6 +281,11 @@ class ExpressionPrinter:
 
     def _operand(self, tile: Tile, other: Tile, kind: OperandType | None, order: tuple[Axis, ...]) -> str:
         """Return an operand in the product's type: what is loaded in it as it is, anything else rounded to it."""
+        other = nest.loaded(other)
+        if isinstance(tile, Every):
+            whole = tuple(a for a in tile.arg.axes if a != tile.axis) + (tile.axis,)
+            text = self._every(self._operand(tile.arg, other, kind, whole), tile)
+            return self.arrange(text, (*whole[:-1], tile.group), order)
         if self._needs_no_conversion(tile, kind):
             return self.arrange(tile.name, tile.axes, order)
         dtype = f"{other.name}.dtype" if self._needs_no_conversion(other, kind) else self._type(kind)
@@ -285,6 +294,14 @@ class ExpressionPrinter:
         if is_integer(tile):  # the interpreter takes the bits of integers for those of a bfloat16
             dtype = f"tl.float32).to({dtype}"
         return f"{self._at(tile, order, _ATOM)}.to({dtype})"
+
+    def _every(self, text: str, tile: Every) -> str:
+        """Return the elements of ``text`` at one place of each group along its last dimension."""
+        self.helpers.add("every_second")
+        count, part = tile.group.every, tile.part
+        while count > 1:
+            text, count, part = f"every_second({text}, {part % 2})", count // 2, part // 2
+        return text
 
     def converted(self, name: str, dtype: str) -> str:
         """Return what a load gave in another dtype; float8 is its bits where the GPU has no such numbers."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ....lang.algorithm import Algorithm
-from ....lang.expr import Label, accesses
+from ....lang.expr import Label, Write, accesses
 from ...analysis.product_types import Operands
 from ...ir import nest
 from ...ir.layout import as_no_matrix_product
@@ -41,6 +41,7 @@ from ...ir.nest import (
     has_matrix_product,
     is_fetch,
     is_load,
+    loaded,
     mask_axes,
     statements,
     values,
@@ -72,9 +73,10 @@ class KernelText:
 
 def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
     """Return a name for each dimension of an input or Func: its label, or its place where that does not tell them apart."""
-    if tensor in algorithm:
+    if tensor in algorithm and tensor not in algorithm.written:
         return algorithm[tensor].labels
-    index = next(a.index for d in algorithm.definitions for a in accesses(d.expr) if a.tensor == tensor)
+    written = algorithm[tensor].expr if tensor in algorithm else None
+    index = written.place.index if isinstance(written, Write) else next(a.index for d in algorithm.definitions for a in accesses(d.expr) if a.tensor == tensor)
     inside = [
         i for i in index if not isinstance(i, Label) and any(accesses(i))
     ]  # named after what they are elements of, they would mislead
@@ -202,6 +204,8 @@ class _KernelPrinter:
             text.constants.append(("ON_GPU", f'{names[0]}.device.type != "cpu"'))
         if self.expr.helpers & exp2_emulation.HELPERS.keys():
             text.constants.append(("EXP_DEGREE", f"exp_degree({names[0]}, dtype)"))
+        if "bits_of" in self.expr.helpers:
+            text.constants.append(("PAIRS", f"converts_pairs({names[0]})"))
         if has_matrix_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
             if "rdot" in k.approximate:
@@ -225,6 +229,8 @@ class _KernelPrinter:
 
     def _length(self, buffer: str, dim: int) -> str:
         """Return the extent of a dimension in the wrapper; rows that ``align`` pads are longer in memory."""
+        if buffer in self.algorithm.written:
+            return f"{buffer}_out.shape[{dim}]"
         return f"size_{self.algorithm[buffer].labels[dim]}" if buffer in self.algorithm else f"{buffer}.shape[{dim}]"
 
     def dimensions(self, buffer: str) -> tuple[str, ...]:
@@ -251,6 +257,8 @@ class _KernelPrinter:
             return f"{axis.name}_first"
         if axis in self.counted:
             return axis.name
+        if axis.every > 1 and axis.whole:
+            return f"{axis.whole.name}_start // {axis.every}"
         return f"({axis.whole.name}_start + {axis.offset})" if axis.whole else f"{axis.name}_start"
 
     def tile(self, axis: Axis) -> str:
@@ -328,7 +336,7 @@ class _KernelPrinter:
 
     def _mask(self, axis: Axis, depth: int) -> None:
         if axis in self.masked:
-            inside, end = f"{axis.name} < ", self.size(axis.label)
+            inside, end = f"{axis.name} * {axis.every} < " if axis.every > 1 else f"{axis.name} < ", self.size(axis.label)
             inside += f"min({end}, (block_{axis.label} + 1) * {self.block(axis.label)})" if axis.padded else end
             self.line(depth, f"{axis.name}_ok = {inside}" if axis.padded else f"{axis.name}_ok = ({inside}) | {self.even_constant(axis)}")
 
@@ -436,7 +444,7 @@ class _KernelPrinter:
         for s in statements(self.kernel.body):
             for n in s.value.walk() if isinstance(s, Valued) else ():
                 if isinstance(n, TileDot):
-                    operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
+                    operands |= {side.name for side in map(loaded, (n.left, n.right)) if isinstance(side, Local)}
         kept = self.operands.held.keys() | self.operands.loose | self.algorithm.float8_buffers.keys()
         widened = (n for n, load in loads.items() if n not in operands or load.buffer not in kept)
         return frozenset(n for n in widened if not getattr(loads[n], "whole", False))

@@ -80,9 +80,9 @@ def split_k(kernel: Kernel, options: KernelOptions) -> tuple[Kernel, ...]:
         writes = (*(w.name for w in new), *(o for o in kernel.writes if o in early))
         made += (replace(kernel, name=name, body=parts, writes=writes, workspaces=spaces + new),)
         spaces += new
-    if not made:
+    if not split or not made:
         return (kernel,)
-    spread = distribute_stores(body)
+    spread = distribute_stores(body, split.label)
     writes = tuple(o for o in kernel.writes if o in _stored_buffers(body))
     warps = kernel.num_warps if spread != body else merge_warps(body, kernel.num_warps)
     merged = replace(kernel, body=spread, writes=writes, workspaces=spaces, num_warps=warps)

@@ -83,13 +83,13 @@ def block_merge(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     return _shrink_blocks(body) if relative else body
 
 
-def distribute_stores(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Turn the last loop into blocks, if it only writes, every element independently, and then the one inside it where the sums are numbers.
+def distribute_stores(body: tuple[Statement, ...], label: str) -> tuple[Statement, ...]:
+    """Turn a last loop over ``label`` into blocks, if it only writes, every element independently; of sums that are numbers, loops around and inside it too.
 
     What is stored before it, each program stores alike.
     """
     *before, loop = body
-    if not isinstance(loop, Loop) or loop.reduces or (loop.within, loop.begin, loop.end, loop.when) != ("extent", None, None, None) or loop.tail:
+    if not isinstance(loop, Loop) or loop.axis.label != label and not _sums_numbers(body) or loop.reduces or (loop.within, loop.begin, loop.end, loop.when) != ("extent", None, None, None) or loop.tail:
         return body
     inside = list(nest.statements(loop.body))
     made = {s.name for s in inside if isinstance(s, Accumulator)}
@@ -101,9 +101,14 @@ def distribute_stores(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         return body
     at = 1 + max((i for i, s in enumerate(before) if isinstance(s, Index) and s.start == "block"), default=-1)
     spread = (*before[:at], Index(loop.axis, "block"), *before[at:], *loop.body[1:])
-    pieces = {s.axis for s in before if isinstance(s, Loop)}
+    return distribute_stores(spread, label) if _sums_numbers(body) else spread
+
+
+def _sums_numbers(body: tuple[Statement, ...]) -> bool:
+    """Return whether the sums of a merge are a number for each part."""
+    pieces = {s.axis for s in body if isinstance(s, Loop)}
     held = [s for s in nest.statements(body) if isinstance(s, Accumulator)]
-    return distribute_stores(spread) if held and all({*a.axes} <= pieces for a in held) else spread
+    return bool(held) and all({*a.axes} <= pieces for a in held)
 
 
 def _is_parallel_axis(body: tuple[Statement, ...], axis: Axis) -> bool:

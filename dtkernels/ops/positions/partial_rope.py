@@ -3,7 +3,7 @@ import torch
 from ..op_decorator import only_tensors, op
 
 
-@op(Q="q (B, H, S, D)", K="k (B, G, S, D)", cos="cos (B, S, R)", sin="sin (B, S, R)", turned="R")
+@op(Q="q (B, H, S, D)", K="k (B, G, S, D)", cos="cos (B, S, R)", sin="sin (B, S, R)")
 def partial_rope(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,4 +26,4 @@ def partial_rope(
     if size % 2 or size > q.shape[-1]:
         raise ValueError(f"partial_rope: R is even and at most D; got R {size} and D {q.shape[-1]}")
     cos, sin = (t.expand(q.shape[0], *t.shape[-2:]) for t in (cos, sin))
-    return partial_rope.operator()(Q=q, K=k, cos=cos, sin=sin, turned=size, interleaved=bool(interleaved))
+    return partial_rope.operator()(Q=q, K=k, cos=cos, sin=sin, interleaved=bool(interleaved))

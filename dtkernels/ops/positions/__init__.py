@@ -1,0 +1,1 @@
+"""Rotary position embeddings beside that of the folder above."""

@@ -1,0 +1,91 @@
+"""Sums over packed elements are split by the place in the pack: values in the interpreter, and what keeps its form."""
+
+import re
+
+import bounds  # noqa: F401 (an access outside the tensors raises)
+import pytest
+import torch
+
+import dtkernels
+
+GENERATOR = torch.Generator().manual_seed(0)
+TILES = "f.block(m:16, n:32); f.tensorize(m:16, n:32, k:{tile});"
+
+
+def product(body: str, tile: int, more: str = "", inputs: str = "A, W, s"):
+    return dtkernels.compile(f"Func f; In {inputs}; Var m, n; RVar k; f[m, n] = rdot({body}, k);{TILES.format(tile=tile)}{more}")
+
+
+def packed(codes: torch.Tensor, bits: int, dtype: torch.dtype, dim: int = -1) -> torch.Tensor:
+    """Codes of a few bits, the first of each pack in its last bits."""
+    count = torch.iinfo(dtype).bits // bits
+    whole = codes.long().movedim(dim, -1).unflatten(-1, (-1, count))
+    value = (whole << (bits * torch.arange(count))).sum(-1)
+    least = torch.iinfo(dtype).min
+    return ((value - least) % 2 ** torch.iinfo(dtype).bits + least).to(dtype).movedim(-1, dim).contiguous()
+
+
+def close(got: torch.Tensor, want: torch.Tensor, terms: int) -> None:
+    """Operands are rounded to fp16: 2 ** -11 each, as often as there are terms at most."""
+    torch.testing.assert_close(got.double(), want, rtol=2**-10, atol=2**-10 * want.abs().max().item() + terms * 2**-14)
+
+
+@pytest.mark.parametrize("k", [64, 90, 256])
+@pytest.mark.parametrize("bits, dtype, tile", [(4, torch.uint8, 32), (4, torch.int8, 64), (2, torch.uint8, 64), (4, torch.int32, 128), (4, torch.int32, 64)])
+def test_codes_along_the_sum(bits, dtype, tile, k):
+    """The last of these keeps its form: 8 elements of each code are too few for the matrix units."""
+    count, most = torch.iinfo(dtype).bits // bits, 2**bits - 1
+    codes = torch.randint(0, most + 1, (40, -(-k // count) * count), generator=GENERATOR)
+    a, s = torch.randn(20, k, generator=GENERATOR).half(), (torch.rand(40, 4, generator=GENERATOR) / 8).half()
+    run = product(f"A[m, k], (((W[n, k // {count}] >> ({bits} * (k % {count}))) & {most}) - {most // 2}) * s[n, k / 64]", tile)
+    want = a.double() @ ((codes[:, :k] - most // 2) * s.double().repeat_interleave(64, 1)[:, :k]).T
+    close(run(a, packed(codes, bits, dtype), s), want, k)
+    split = "every_second" in run.source
+    assert split == (tile // count >= 16)
+    assert not split or f"bits_of(tl.trans(W), 0, {most}, {most // 2}, PAIRS)" in run.source
+
+
+@pytest.mark.parametrize("more", ["", "f.split(k:3);", "f.split(k:2); f.persistent();", "f.stages(k:3);"])
+def test_codes_packed_in_rows_and_split_sums(more):
+    codes = torch.randint(0, 16, (192, 40), generator=GENERATOR)
+    a, s = torch.randn(20, 192, generator=GENERATOR).half(), (torch.rand(40, generator=GENERATOR) / 8).half()
+    run = product("A[m, k], (((W[k // 2, n] >> (4 * (k % 2))) & 15) - 8) * s[n]", 32, more)
+    close(run(a, packed(codes, 4, torch.uint8, 0), s), a.double() @ ((codes - 8) * s.double()), 192)
+    assert "every_second" in run.source
+
+
+def test_what_is_masked_by_the_first_operand_alone():
+    """Codes without an offset are 0 outside: the loop is not cut at whole steps, and groups have masks of their own."""
+    codes = torch.randint(0, 16, (40, 90), generator=GENERATOR)
+    a = torch.randn(20, 90, generator=GENERATOR).half()
+    run = product("A[m, k], (W[n, k // 2] >> (4 * (k % 2))) & 15", 32, inputs="A, W")
+    close(run(a, packed(codes, 4, torch.uint8)), a.double() @ codes.double().T, 90)
+    assert "every_second" in run.source
+
+
+def test_weights_on_the_left_and_a_scale_of_each_column():
+    codes = torch.randint(0, 16, (20, 128), generator=GENERATOR)
+    b, s = torch.randn(128, 40, generator=GENERATOR).half(), (torch.rand(128, generator=GENERATOR) / 8).half()
+    run = product("(((W[m, k // 2] >> (4 * (k % 2))) & 15) - 8) * s[k], B[k, n]", 32, inputs="W, B, s")
+    close(run(packed(codes, 4, torch.uint8), b, s), ((codes - 8) * s.double()) @ b.double(), 128)
+    assert "every_second(s" in run.source
+
+
+def test_the_place_of_a_code_counts_where_it_stands_alone():
+    """``k`` itself is 2 * group + place."""
+    codes = torch.randint(0, 16, (40, 64), generator=GENERATOR)
+    a = torch.randn(20, 64, generator=GENERATOR).half()
+    run = product("A[m, k], where(k < 33, cast(((W[n, k // 2] >> (4 * (k % 2))) & 15), fp32), 0.5)", 32, inputs="A, W")
+    want = torch.where(torch.arange(64) < 33, codes.double(), 0.5)
+    close(run(a, packed(codes, 4, torch.uint8)), a.double() @ want.T, 64)
+
+
+def test_scales_of_groups_are_loaded_once_a_step():
+    a, s = torch.randn(20, 300, generator=GENERATOR).half(), torch.rand(40, 3, generator=GENERATOR).half()
+    w = torch.randint(-127, 128, (40, 300), generator=GENERATOR).to(torch.int8)
+    run = product("A[m, k], W[n, k] * s[n, k / 128]", 64)
+    close(run(a, w, s), a.double() @ (w.double() * s.double().repeat_interleave(128, 1)[:, :300]).T, 300)
+    assert re.search(r"k_start // 128\)? \* s_stride", run.source) or "(k_start // 128)" in run.source
+    assert "k // 128" not in product("A[m, k], W[n, k] * s[n, k / 128]", 64).source.split("def f(")[0].replace("k_start // 128", "")
+    kept = product("A[m, k], W[n, k] * s[n, k / 96]", 64)  # a step may have two
+    assert "k // 96" in kept.source

@@ -1,0 +1,44 @@
+"""Ring attention over two and three processes, by kernels in the interpreter; and what it refuses."""
+
+import pytest
+import torch
+from ring_cases import CASES
+from several import run_together
+
+from dtkernels import ops
+
+IN_THREE = ("zigzag_causal", "plain_causal")
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """Cases in one set of processes for each number of them: starting them takes longer than a case."""
+    sets = {2: [c for c in CASES if c != "plain_causal"], 3: list(IN_THREE)}
+    together = {n: run_together("cpu", names, tmp_path_factory.mktemp("ring"), file="ring_cases.py", world=n, interpret=True) for n, names in sets.items()}
+    return {(n, case): text for n, found in together.items() for case, text in found.items()}
+
+
+@pytest.mark.parametrize("processes, case", [*((2, c) for c in CASES if c != "plain_causal"), *((3, c) for c in IN_THREE)])
+def test_several_processes(said, processes, case):
+    assert not said[processes, case]
+
+
+def test_one_process_needs_no_group():
+    q, k, v = (torch.randn(1, h, 6, 8, requires_grad=True) for h in (4, 2, 2))
+    found, wanted = ops.ring_attention(q, k, v, causal=True), ops.attention(q, k, v, causal=True)
+    torch.testing.assert_close(found, wanted)
+    for a, b in zip(*(torch.autograd.grad(r.square().sum(), (q, k, v)) for r in (found, wanted))):
+        torch.testing.assert_close(a, b)
+
+
+def test_what_is_refused_is_one_line():
+    q = torch.zeros(1, 2, 5, 8)
+    for call, said in (
+        (lambda: ops.ring_attention(q, q, q), "5 tokens in a process; allowed: an even number of them in the order 'zigzag'"),
+        (lambda: ops.ring_attention(q, q, q, order="striped"), "order is 'striped'; allowed: 'zigzag', 'plain'"),
+        (lambda: ops.ring_attention(q[0], q, q), r"q is \(B, H, M, D\), k \(B, G, M, D\)"),
+        (lambda: ops.ring_positions(4, order="last"), "order is 'last'"),
+    ):
+        with pytest.raises(ValueError, match=said) as error:
+            call()
+        assert "\n" not in str(error.value)
