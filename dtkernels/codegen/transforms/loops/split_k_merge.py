@@ -89,7 +89,9 @@ def distribute_stores(body: tuple[Statement, ...], label: str) -> tuple[Statemen
     What is stored before it, each program stores alike.
     """
     *before, loop = body
-    if not isinstance(loop, Loop) or loop.axis.label != label and not _sums_numbers(body) or loop.reduces or (loop.within, loop.begin, loop.end, loop.when) != ("extent", None, None, None) or loop.tail:
+    if not isinstance(loop, Loop) or loop.axis.label != label and not _sums_numbers(body):
+        return body
+    if loop.reduces or (loop.within, loop.begin, loop.end, loop.when) != ("extent", None, None, None) or loop.tail:
         return body
     inside = list(nest.statements(loop.body))
     made = {s.name for s in inside if isinstance(s, Accumulator)}
