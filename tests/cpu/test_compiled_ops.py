@@ -27,8 +27,11 @@ def results(call, inputs) -> list[torch.Tensor]:
     return [*found, *torch.autograd.grad(sum(r.sin().sum() for r in found if r.requires_grad), wanted)]
 
 
+BESIDE = {"register", "ring_attention", "ring_positions"}  #: not an op; exchanges with other processes, which breaks a graph
+
+
 def test_no_op_is_left_out():
-    assert {name.split(" ")[0] for name in CASES} == {n for n in ops.__all__ if n != "register"}
+    assert {name.split(" ")[0] for name in CASES} == {*ops.__all__} - BESIDE
 
 
 @pytest.mark.parametrize("name", CASES)
