@@ -77,7 +77,8 @@ def test_clamp(reference, monkeypatch):
     near(op_of("Func f; In A; Var x; f[x] = clamp(A[x], 1, -1);")(a), a.clamp(1, -1))
     low, high = torch.linspace(-1, 1.5, 9), torch.linspace(1, 0.5, 9)
     near(op_of("Func f; In A, L, H; Var x; f[x] = clamp(A[x], L[x], H[x]);")(a, low, high), torch.clamp(a, low, high))
-    check("Func f; In A; Var x; f[x] = clamp(x, 2, 5) * A[x]; f.block(x:4); f.tensorize(x:4);", a[:6])
+    if not reference:  # compiled programs have none
+        check("Func f; In A; Var x; f[x] = clamp(x, 2, 5) * A[x]; f.block(x:4); f.tensorize(x:4);", a[:6])
 
 
 def test_gradients_at_the_bounds_of_a_clamp_are_those_of_torch():

@@ -260,7 +260,7 @@ def test_hooks_that_come_or_go_meanwhile_leave_no_op_behind(first):
 def test_bad_input_gives_one_clear_line():
     with pytest.raises(TypeError, match="^apply_to needs a torch.nn.Module, got str$"):
         apply_to("bert")
-    with pytest.raises(ValueError, match="^unknown op 'gelu'; apply_to knows attention, lora, relu, softmax, two_mm, gate, rmsnorm, "):
+    with pytest.raises(ValueError, match="^unknown op 'gelu'; apply_to knows attention, lora, relu, relu_squared, softmax, two_mm, gate, rmsnorm, "):
         apply_to(Mlp(), ops=["relu", "gelu"])
 
 

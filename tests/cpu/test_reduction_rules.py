@@ -62,9 +62,10 @@ SIZES = [{"x": 37, "y": 301}, {"x": 5, "y": 4099}, {"x": 1, "y": 1}, {"x": 130, 
 def test_outputs_that_rows_are_read_for_share_a_kernel(name, sizes):
     text, truth, inputs = TOGETHER[name]
     program, found = kernels(text, sizes)
-    assert len(found) == 1, str(program.schedule)
+    few_long_rows = sizes["y"] > 1000 * sizes["x"]  # their sums may be split, and merged by a second kernel
+    assert len(found) <= 1 + few_long_rows and len({kernel.func for kernel in found}) == 1, str(program.schedule)
     given = [random(*(sizes[c] for c in labels), seed=i) for i, labels in enumerate(inputs)]
-    got = getattr(dtkernels.compile(str(program)), found[0].name.removesuffix("_kernel"))(*given)
+    got = getattr(dtkernels.compile(str(program)), found[-1].name.removesuffix("_kernel"))(*given)
     near(got, truth(*(t.double() for t in given)), sizes["y"])
 
 

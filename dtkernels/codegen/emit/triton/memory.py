@@ -147,7 +147,7 @@ class MemoryPrinter:
 
     def _index(self, index: Tile, axes: tuple[Axis, ...], last: bool) -> str:
         """Return one index; loaded integers of 32 bits may not hold the offset of the row that they number."""
-        if isinstance(index, Op) and index.fn == "where" and not last:  # of a write: its index where its condition holds
+        if isinstance(index, Op) and index.fn == "where" and index.args[2] == nest.Const(-1) and not last:  # of a write: its index where its condition holds
             condition, chosen, other = index.args
             return f"tl.where({self.k.expr.text(condition, axes)}, {self._index(chosen, axes, last)}, {self.k.expr.text(other, ())})"
         if isinstance(index, Local) and not last and index.name in self.k.integers - self.k.outgrown:
