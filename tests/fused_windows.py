@@ -54,6 +54,17 @@ def mean_pooling(x):
     return counted + F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), F.avg_pool2d(x, (1, 2), divisor_override=3)
 
 
+@case(((2, 3, 1, 8), (4, 3, 3, 3)), ((3, 2, 1, 5), (2, 2, 3, 3)), interpreted=True)
+def convolution_of_one_line(x, w):
+    return F.conv2d(x, w, padding=1), F.conv_transpose2d(x, w.transpose(0, 1), stride=2, padding=1)
+
+
+@case(((2, 3, 9), (4, 3, 3)), ((3, 2, 7), (2, 2, 3)))
+def convolution_of_a_part(x, w):
+    """Beside the part lie elements of the whole, and a repeated element has no outside."""
+    return F.conv1d(x.cumsum(0)[..., 2:-2], w, padding=1), F.conv1d(x.cumsum(0)[..., :1].expand(-1, -1, 6), w, padding=1)
+
+
 @case(((2, 3, 10, 8),), programs=1)
 def mean_pooling_with_partial_windows(x):
     return F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False), F.avg_pool1d(x[0], 4, 3, ceil_mode=True)

@@ -9,7 +9,7 @@ from typing import Any
 from ...lang import expr as ex
 from ..builder import Builder
 from ..unsupported import UnsupportedOperation
-from ..values import Index, Value, flat
+from ..values import Index, IndexLabel, Value, flat
 from .elementwise import ZERO, call, choose, compare, over, plus, times
 from .networks import per_channel
 from .table import op
@@ -50,19 +50,26 @@ def windows(b: Builder, x: Value, outer: Sequence[Dim], inner: Sequence[Dim], st
         at = scaled(joined(scaled(b.flat_index(o), stride[k]), scaled(b.flat_index(i), dilation[k])), 1, -padding[k])
         size = b.extent(x.dims[first])
         last = (b.extent(o) - 1) * stride[k] + (b.extent(i) - 1) * dilation[k] - padding[k]
-        if not _is_tensor(x) and (padding[k] or not b.sizes.true(b.sizes.of(last) < size)):
+        if not _reads_zero_outside(x, first) and (padding[k] or not b.sizes.true(b.sizes.of(last) < size)):
             bounds.append(inside(b, at, size))
-        x = b.taken(x, first, lambda _, at=at: at, ())  # type: ignore[misc]
-        x = replace(x, dims=(*x.dims[:first], *x.dims[first + 1 :]))
+        x = _without(b, x, first, at)
     expr = b.numeric(x)
     for bound in bounds:
         expr = choose(bound, expr, ZERO)
     return Value((*kept, *outer, *inner), expr, x.dtype)
 
 
-def _is_tensor(x: Value) -> bool:
-    """Return whether elements are those of a tensor, which reads 0 outside."""
-    return isinstance(x.expr, ex.Access)
+def _reads_zero_outside(x: Value, place: int) -> bool:
+    """Return whether a dimension is one of a tensor as it lies in memory: no part of it, no single element, and nothing computed."""
+    leaves = flat(x.dims[place])
+    named = {leaf.name for i in x.expr.index if isinstance(i, IndexLabel) for leaf in i.index.leaves()} if isinstance(x.expr, ex.Access) else set()
+    return bool(leaves) and {leaf.name for leaf in leaves} <= named
+
+
+def _without(b: Builder, x: Value, place: int, at: ex.Expr) -> Value:
+    """Return the elements at one position of a dimension, without that dimension."""
+    found = b.taken(x, place, lambda _: at, ())
+    return replace(found, dims=(*found.dims[:place], *found.dims[place + 1 :]))
 
 
 @op("convolution", group=WINDOWS)
@@ -120,10 +127,9 @@ def transposed_windows(b: Builder, x: Value, outer: list[Dim], inner: list[Dim],
         if stride[k] != 1:
             bounds.append(compare("==", ex.Binary("%", at, ex.Const(stride[k])), ZERO))
             at = ex.Binary("/", at, ex.Const(stride[k]))
-        if not _is_tensor(x):
+        if not _reads_zero_outside(x, first):
             bounds.append(inside(b, at, size))
-        x = b.taken(x, first, lambda _, at=at: at, ())  # type: ignore[misc]
-        x = replace(x, dims=(*x.dims[:first], *x.dims[first + 1 :]))
+        x = _without(b, x, first, at)
     expr = b.numeric(x)
     if bounds:
         together = bounds[0]
