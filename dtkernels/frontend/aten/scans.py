@@ -19,13 +19,17 @@ SCANS = "partial results and ranks"
 MOST_RANKS = 32  #: of rtopk
 
 
+def _by_position(b: Builder, x: Value, place: int) -> Value:
+    """Return ``x`` with one index variable along a dimension: the position in it, if it was flattened."""
+    return b.taken(x, place, lambda at: at, b.index(b.extent(x.dims[place]))) if len(flat(x.dims[place])) > 1 else x
+
+
 def scanned(b: Builder, kind: str, x: Value, dim: int, hint: str, exclusive: bool = False) -> Value:
     """Return sums, products or extremes of the elements up to each one along a dimension."""
     place = dim % max(x.rank, 1)
     if not x.rank or not flat(x.dims[place]):
         return x
-    if len(flat(x.dims[place])) > 1:  # of a flattened dimension, by the position in it
-        x = b.taken(x, place, lambda at: at, b.index(b.extent(x.dims[place])))
+    x = _by_position(b, x, place)
     x = shared(b, replace(x, expr=b.numeric(x)), "terms")
     return b.define(replace(x, expr=ex.Scan(kind, (x.expr,), flat(x.dims[place])[0].name, exclusive=exclusive)), hint)
 
@@ -64,8 +68,7 @@ def topk(b: Builder, x: Any, k: int, dim: int = -1, largest: bool = True, sorted
     place = dim % max(x.rank, 1)
     if not x.rank or not flat(x.dims[place]):
         return x, Value(x.dims, ZERO, torch.int64)
-    if len(flat(x.dims[place])) > 1:
-        x = b.taken(x, place, lambda at: at, b.index(b.extent(x.dims[place])))
+    x = _by_position(b, x, place)
     x, ranks, over = shared(b, x, "scores"), b.index(k), b.binding(list(x.dims[place]))
     dims = (*x.dims[:place], ranks, *x.dims[place + 1 :])
     terms = x.expr if largest else negative(x.expr)
