@@ -111,6 +111,7 @@ class _Product:
         """Yield schedules of this kernel: tiles, each plain, split, or with descriptors and persistent programs."""
         m, n, k, batch = self._extents
         cores, through = self.shape.target.multiprocessors, self._through()
+        copied = [{"descriptors": tuple(self._sides()), "staged": more["staged"]} for more in through if more.get("staged")]
         for of in gemm_candidates.tiles(m, n * len(self.dots), k, batch, cores, self.shape.itemsize):
             if of in gemm_candidates.PARTED and len(self.dots) > 2:
                 continue
@@ -124,6 +125,7 @@ class _Product:
             steps = k // of.depth
             for count in gemm_candidates.parts(blocks, steps, cores):
                 yield self._config(of, parts=count)
+                yield from (self._config(of, copies, parts=count) for copies in copied)
             for more in through if large else ():
                 yield from self._described(self._with_room(of), more, blocks, steps)
             if self.shape.itemsize == 2 and min(m, n) <= NARROW and (ahead := combined(*(loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots))):
