@@ -13,13 +13,14 @@ from dtkernels.runtime.aot_build import known_labels
 from dtkernels.runtime.build.source_cache import load_module
 from dtkernels.runtime.build.triton_compile import build, record_launches
 
-SIZES = {"b": 2, "h": 8, "m": 2048, "l": 2048, "d": 64, "n": 64, "K_1": 2, "h_in": 4, "span": 2048}
+SIZES = {"b": 2, "h": 8, "m": 2048, "l": 2048, "d": 64, "n": 64, "K_1": 2, "h_in": 4}
 FORMS = {
     "packed": ("attention_varlen", {"ranged": True, "keyed": True, "group": 4}, True),
     "packed with logsumexp": ("attention_varlen_lse", {"ranged": True, "keyed": True, "group": 4, "capped": True}, True),
     "segments": ("attention_segments", {"ranged": True, "keyed": True, "segmented": True, "sinks": True}, True),
     "dropout": ("attention_dropout", {"dropped": True, "causal": True}, True),
-    "pages": ("attention_paged", {"ranged": True, "group": 4, "page": 16}, False),
+    "pages": ("attention_paged", {"valid": True, "group": 4, "page": 16}, False),
+    "a cache": ("attention_lengths", {"valid": True, "keyed": True, "ends": True, "starts": True, "group": 4}, True),
 }
 
 
@@ -40,7 +41,7 @@ def tensors(variant, sizes):
             shape = [256, 2, 16, 64]
         if name == "table":
             shape = [sizes["b"], sizes["l"] // 16]
-        whole = name in ("lo", "hi", "begins", "stops", "of_q", "of_k", "table", "span")
+        whole = name in ("lo", "hi", "begins", "stops", "of_q", "of_k", "table", "length")
         wide = name in ("lse", "d_lse", "total_log")
         yield torch.empty(shape, dtype=torch.int32 if whole else torch.float32 if wide else torch.bfloat16, device="meta")
 

@@ -7,7 +7,7 @@ from several import run_together
 
 from dtkernels import ops
 
-IN_THREE = ("zigzag_causal", "plain_causal")
+IN_THREE = ("zigzag_causal", "plain_causal", "windows", "segments", "what_no_pair_needs_stays")
 
 
 @pytest.fixture(scope="module")

@@ -159,6 +159,18 @@ class Variant:
 
         return gradient(self.differentiated, self.outputs, wanted, kept)
 
+    def gradients(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object], adjoints: dict[str, torch.Tensor], wanted: tuple[str, ...]):
+        """Return the gradients of ``wanted`` by backward alone. Forward runs only where backward reads what it computes."""
+        pair = self.pair(wanted)
+        a, known = pair.backward.signature, {**tensors, **scalars, **{pair.gradient.adjoints[o]: g for o, g in adjoints.items()}}
+        if not known.keys() >= {*a.inputs, *a.scalars}:
+            forward = pair.forward
+            made = forward.forward(op, {n: known[n] for n in forward.signature.inputs}, {n: known[n] for n in forward.signature.scalars})
+            known |= dict(zip(forward.outputs, made))
+        results = pair.backward.forward(f"{op} backward", {n: known[n] for n in a.inputs}, {n: known[n] for n in a.scalars})
+        found = dict(zip(pair.gradient.grads, results))
+        return tuple(found[n] for n in wanted)
+
     def pairs(self) -> tuple[DifferentiablePair, ...]:
         """Return the pairs derived so far."""
         return tuple({id(pair): pair for pair in self._pairs.values()}.values())
