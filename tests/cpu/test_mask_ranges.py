@@ -77,6 +77,11 @@ def test_mask_ranges_by_a_sum_of_numbers(condition, values):
     assert "l_begin" in source(text) or "l_end" in source(text)
 
 
+def test_a_negated_comparison_holds_of_nan():
+    text = SUMS.format(condition="not l <= n[m]").replace("lo, n", "n").replace("SIn u, w; ", "")
+    check(text, random((4, 40)), torch.tensor([float("nan"), 60.0, 50.0, 50.0]))
+
+
 @pytest.mark.parametrize("program", [
     "f[x] = rsum(where(y <= x, A[x, y], 0), y);",
     "f[x] = rsum(where(y <= x, 0, A[x, y]), y);",

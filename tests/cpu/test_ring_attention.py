@@ -53,3 +53,5 @@ def test_what_is_refused_is_one_line():
         assert "\n" not in str(error.value)
     with pytest.raises(TypeError, match="ring_attention: segments is torch.float32; allowed: integers"):
         ops.ring_attention(p, p, p, segments=torch.zeros(4))
+    with pytest.raises(TypeError, match="ring_attention: scale is a tensor; allowed: a number"):
+        ops.ring_attention(p, p, p, scale=torch.ones(()))

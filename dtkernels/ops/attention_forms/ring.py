@@ -33,6 +33,8 @@ def attend(
         found = ", ".join(str(tuple(t.shape)) for t in (q, k, v))
         raise ValueError(f"ring_attention: q is (B, H, M, D), k (B, G, M, D), v (B, G, M, N), M tokens of each process; got shapes {found}")
     left, right = args.window if args.window is not None else (None, None)
+    if isinstance(args.scale, torch.Tensor):
+        raise TypeError("ring_attention: scale is a tensor; allowed: a number")
     if any(side is not None and side < 0 for side in (left, right)):
         raise ValueError(f"ring_attention: a window reaches 0 or more keys to either side, None for no limit; got {args.window}")
     ring = Ring(group, *place(group), q.shape[2], order, bool(args.causal), (left, 0 if args.causal else right), args.scale, args.softcap)
@@ -67,7 +69,7 @@ def _check_agreement(ring: Ring, args: AttentionArgs, segments: torch.Tensor | N
     """Raise ValueError where the processes' arguments disagree: each would wait for what the others do not send."""
     if ring.size == 1:
         return
-    mine = {n: (tuple(t.shape), str(t.dtype)) for n, t in (("q", args.q), ("k", args.k), ("v", args.v))}
+    mine: dict[str, object] = {n: (tuple(t.shape), str(t.dtype)) for n, t in (("q", args.q), ("k", args.k), ("v", args.v))}
     mine |= {"segments": None if segments is None else tuple(segments.shape), **{n: getattr(ring, n) for n in ("order", "causal", "window", "scale", "softcap")}}
     found: list[Any] = [None] * ring.size
     dist.all_gather_object(found, mine, ring.group)
@@ -110,8 +112,8 @@ class _RingAttention(torch.autograd.Function):
             transfer = _Transfer(ring, held, places) if step is not planned[-1] else None
             if not step.idle:
                 rows, columns = step.rows, step.columns
-                given = AttentionArgs(q[:, :, rows], held[0][:, :, columns], held[1][:, :, columns], scale=ring.scale, softcap=ring.softcap, sinks=sinks if not step.distance else None)
-                part, part_lse = shipped("attention_lse")(**spec_arguments(given), **step.seen)
+                given = (q[:, :, rows], held[0][:, :, columns], held[1][:, :, columns])
+                part, part_lse = _part(ring, step, given, sinks if not step.distance else None)
                 if result is None or lse is None:  # its own keys come first, and every query has a part there
                     result, lse = part.to(wide) if len(planned) > 1 else part, part_lse
                 else:
@@ -146,7 +148,15 @@ class _RingAttention(torch.autograd.Function):
         return None, None, d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_sinks
 
 
+def _part(ring: Ring, step: Step, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor], sinks: torch.Tensor | None):
+    """Return the attention of queries to the keys of one step, and its logsumexp."""
+    q, k, v = given
+    args = AttentionArgs(q, k, v, scale=ring.scale, softcap=ring.softcap, sinks=sinks)
+    return shipped("attention_lse")(**spec_arguments(args), **step.seen)
+
+
 def _part_gradients(ring: Ring, step: Step, given: tuple[torch.Tensor, ...], d_result: torch.Tensor, lse: torch.Tensor, shift: torch.Tensor):
     """Return the gradients of queries, keys and values through the keys of one step."""
-    args = spec_arguments(AttentionArgs(*given, scale=ring.scale, softcap=ring.softcap))
+    q, k, v = given
+    args = spec_arguments(AttentionArgs(q, k, v, scale=ring.scale, softcap=ring.softcap))
     return shipped(PART).gradients(("Q", "K", "V"), {PART: d_result, "weight": shift}, **args, lse=lse, **step.seen, **step.keyed)
