@@ -5,6 +5,7 @@ import torch
 from ring_cases import CASES
 from several import run_together
 
+import dtkernels
 from dtkernels import ops
 
 IN_THREE = ("zigzag_causal", "plain_causal", "windows", "what_no_pair_needs_stays")
@@ -34,6 +35,20 @@ def test_one_process_needs_no_group():
     torch.testing.assert_close(found, wanted)
     for a, b in zip(*(torch.autograd.grad(r.square().sum(), (q, k, v)) for r in (found, wanted))):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("operator, shape, makes", [(ops.relu_squared.operator(), (60,), 0), (ops.softmax.operator(), (3, 20), 1)], ids=["relu_squared", "softmax"])
+def test_gradients_without_autograd(operator, shape, makes):
+    """Backward of an op by itself: that of a squared ReLU reads the input, that of a softmax what forward makes."""
+    x, adjoint = torch.randn(shape, requires_grad=True), torch.randn(shape)
+    (name,) = operator.manifest.inputs
+    (wanted,) = torch.autograd.grad(operator(x), x, adjoint)
+    before = sum(dtkernels.paths().get(operator.name, {}).values())
+    (found,) = operator.gradients((name,), {operator.manifest.outputs[0]: adjoint}, **{name: x})
+    assert torch.equal(found, wanted) and not found.requires_grad
+    assert sum(dtkernels.paths().get(operator.name, {}).values()) - before == makes
+    with pytest.raises(ValueError, match="gradients of inputs with further dimensions; allowed: the ranks that the op declares"):
+        operator.gradients((name,), {operator.manifest.outputs[0]: adjoint[None]}, **{name: x[None]})
 
 
 def test_what_is_refused_is_one_line():

@@ -179,7 +179,7 @@ class Operator:
         """
         with torch.no_grad():
             bound = self.bind((), given)
-            if bound.fitted.labels or bound.fitted.dropped:
+            if bound.fitted.batch or bound.fitted.labels or bound.fitted.dropped:
                 raise ValueError(f"{self.name}: gradients of inputs with further dimensions; allowed: the ranks that the op declares")
             return bound.variant.gradients(self.name, bound.fitted.tensors, bound.scalars, adjoints, wanted)
 
