@@ -376,7 +376,8 @@ def beside(finals: dict) -> list[str]:
     us = finals.get("us", {})
     best = us.get("best")
     words = {"dtkernels": "what a call takes", "bare-product": "cuBLAS, the product alone", "copy": "a copy of as many bytes"}
-    lines = [f"    {words.get(who, who):28}{t:10.1f} us{f'  {t / best:6.2f} of the best' if best else ''}" for who, t in sorted({**us, **({'copy': finals['copy_us']} if us else {})}.items(), key=lambda f: f[1])]
+    timed = sorted({**us, **({"copy": finals["copy_us"]} if us else {})}.items(), key=lambda f: f[1])
+    lines = [f"    {words.get(who, who):28}{t:10.1f} us{f'  {t / best:6.2f} of the best' if best else ''}" for who, t in timed]
     return [*(["  in one rotation:"] if lines else []), *lines, *(f"    {who}: {why}" for who, why in finals.get("notes", {}).items())]
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import bench
 import common.baselines as peer_module
-import torch
 from common import timing, workloads
 
 from dtkernels.codegen.emit.module import emit
