@@ -65,6 +65,7 @@ PROPOSED_FIRST = 2  #: proposed schedules for each random one
 PEERS_PART, FINAL_PART = 0.2, 0.25  #: of the time: to compile the peers, and to time them beside the best
 NEAR = 1.05  #: over the best time: a schedule that is as good
 COMPILING, TIMING = 60.0, 30.0  #: seconds for one schedule
+TRIES = 3  #: of the rotation at the end, each without the peers that were too slow or died
 ILLEGAL = "not legal, or no room"
 QUANTILES = (0, 5, 25, 50, 75, 95, 100)
 MODEL, DEFAULT, CALL = "cost model", "default", "call"
@@ -300,19 +301,17 @@ def finals(case: Case, names: tuple[str, ...], seconds: float) -> dict:
     schedules = {"best": case.text(timed[0].whole)} if timed else {}
     schedules |= {m: case.text(case.entries[k].whole) for m, k in case.marks.items() if m != CALL and case.entries[k].time is not None}
     left_out: dict[str, str] = {}
-    end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         stage = Path(folder) / "stage"
         pool = WorkerPool(1, make_finalists, str(stage))
         try:
-            while time.monotonic() < end:
+            for _ in range(TRIES):
                 stage.write_text("start")
-                done = ask(pool, (case.op, case.shape, case.dtype, case.work, tuple(n for n in names if n not in left_out), schedules), max(10.0, end - time.monotonic()))
+                done = ask(pool, (case.op, case.shape, case.dtype, case.work, tuple(n for n in names if n not in left_out), schedules), seconds)
                 if not done.failure:
                     return {**done.result, "notes": {**left_out, **done.result["notes"]}}
-                at = stage.read_text()
-                left_out[at] = done.failure
-                if at not in names:
+                left_out[stage.read_text()] = done.failure
+                if not {*left_out} <= {*names}:
                     break
         finally:
             pool.close()
