@@ -315,3 +315,8 @@ def tiled_labels(schedule: str) -> tuple[frozenset[str], tuple[str, ...]]:
 def tiles_of(schedule: str) -> tuple:
     """Return the blocks, tiles, warps and stages of each kernel of a schedule, and how it splits: what two schedules share that differ in copies."""
     return tuple([(k.func, k.fused, k.blocks, k.tiles, k.split, k.persistent, k.warps, k.stages) for k in read_kernels(schedule)])
+
+
+def copied_inputs(schedule: str) -> tuple[str, ...]:
+    """Return the tensors that a schedule copies to aligned rows first."""
+    return tuple(dict.fromkeys(t for k in read_kernels(schedule) for t in k.staged))

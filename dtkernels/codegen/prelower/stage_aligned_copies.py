@@ -1,4 +1,4 @@
-"""Stage inputs through copies whose rows start at multiples of 16 bytes: ``f.stage(A)``.
+"""Stage inputs through copies whose rows start at multiples of 64 elements: ``f.stage(A)``.
 
 Before::
 
