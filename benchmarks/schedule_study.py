@@ -65,6 +65,7 @@ PROPOSED_FIRST = 2  #: proposed schedules for each random one
 PEERS_PART, FINAL_PART = 0.2, 0.25  #: of the time: to compile the peers, and to time them beside the best
 NEAR = 1.05  #: over the best time: a schedule that is as good
 COMPILING, TIMING = 60.0, 30.0  #: seconds for one schedule
+LEAST = 20.0  #: seconds that the rotation of a case may take however late it is
 TRIES = 3  #: of the rotation at the end, each without the peers that were too slow or died
 ILLEGAL = "not legal, or no room"
 QUANTILES = (0, 5, 25, 50, 75, 95, 100)
@@ -245,11 +246,16 @@ class Study:
         self._time()
         self.cpus.close()
         self.gpus.close()
-        for number, case in enumerate(self.cases, 1):
-            if not self.options.dry_run:
-                case.finals = finals(case, tuple(self.options.peers), max(20.0, self.left(1.0) / (len(self.cases) + 1 - number)))
-            print(text(described(case)), flush=True)
-            self._write()
+        rotation = None if self.options.dry_run else Rotation()
+        try:
+            for number, case in enumerate(self.cases, 1):
+                if rotation is not None:
+                    case.finals = rotation.at(case, tuple(self.options.peers), max(LEAST, self.left(1.0) / (len(self.cases) + 1 - number)))
+                print(text(described(case)), flush=True)
+                self._write()
+        finally:
+            if rotation is not None:
+                rotation.close()
 
     def _time(self) -> None:
         turns = deque((c, stream(c, self.options.seed, self.options.most)) for c in self.cases)
@@ -295,27 +301,35 @@ def _next(turns: deque) -> tuple[Case, str] | None:
     return None
 
 
-def finals(case: Case, names: tuple[str, ...], seconds: float) -> dict:
-    """Time the best schedule, the marked ones and the peers in one rotation; a peer at which the process dies is left out."""
-    timed = case.timed()
-    schedules = {"best": case.text(timed[0].whole)} if timed else {}
-    schedules |= {m: case.text(case.entries[k].whole) for m, k in case.marks.items() if m != CALL and case.entries[k].time is not None}
-    left_out: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        stage = Path(folder) / "stage"
-        pool = WorkerPool(1, make_finalists, str(stage))
-        try:
-            for _ in range(TRIES):
-                stage.write_text("start")
-                done = ask(pool, (case.op, case.shape, case.dtype, case.work, tuple(n for n in names if n not in left_out), schedules), seconds)
-                if not done.failure:
-                    return {**done.result, "notes": {**left_out, **done.result["notes"]}}
-                left_out[stage.read_text()] = done.failure
-                if not {*left_out} <= {*names}:
-                    break
-        finally:
-            pool.close()
-    return {"us": {}, "notes": left_out}
+class Rotation:
+    """Time the best schedule, the marked ones and the peers of a case in one rotation, in a process that serves all cases."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.stage = Path(self.folder.name) / "stage"
+        self.pool = WorkerPool(1, make_finalists, str(self.stage))
+
+    def at(self, case: Case, names: tuple[str, ...], seconds: float) -> dict:
+        """Return times and notes. A peer at which the process dies, or that takes longer than ``seconds``, is left out."""
+        timed = case.timed()
+        schedules = {"best": case.text(timed[0].whole)} if timed else {}
+        schedules |= {m: case.text(case.entries[k].whole) for m, k in case.marks.items() if m != CALL and case.entries[k].time is not None}
+        left_out: dict[str, str] = {}
+        for _ in range(TRIES):
+            self.stage.write_text("start")
+            asked = tuple(n for n in names if n not in left_out)
+            done = ask(self.pool, (case.op, case.shape, case.dtype, case.work, asked, schedules), seconds)
+            if not done.failure:
+                return {**done.result, "notes": {**left_out, **done.result["notes"]}}
+            left_out[self.stage.read_text()] = done.failure
+            if not {*left_out} <= {*names}:
+                break
+        return {"us": {}, "notes": left_out}
+
+    def close(self) -> None:
+        """End the process."""
+        self.pool.close()
+        self.folder.cleanup()
 
 
 # -- output -------------------------------------------------------------------------------------------------------------
