@@ -85,6 +85,10 @@ def _classes(d: Data, rows: int, classes: int) -> tuple:
     return d(rows, classes), d.targets[:rows] % classes
 
 
+def _scaled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(x) * w + x
+
+
 ROWS = ((64,), (768,), (1000,), (4096,))
 KINDS: dict[str, Kind] = {
     "relu": Kind(dtkernels.ops.relu, torch.relu, 1024, ROWS, lambda d, r, c: (d(r, c),)),
@@ -96,6 +100,7 @@ KINDS: dict[str, Kind] = {
     "two_mm": Kind(dtkernels.ops.two_mm, lambda a, b, c: (a @ b) @ c, 512, ((512, 512, 16), (256, 1000, 64)),
                    lambda d, m, n, k, r: (d(m, k), d(k, r, slot=1), d(r, n, slot=2)), (0, 1, 2)),
     "attention": Kind(dtkernels.ops.attention, F.scaled_dot_product_attention, 512, ((1, 8), (4, 2)), _attention, (0, 1, 2)),
+    "fused": Kind(dtkernels.fuse(_scaled), _scaled, 1024, ROWS, lambda d, r, c: (d(r, c), d(c, slot=1)), (0, 1)),
     "cross_entropy": Kind(dtkernels.ops.cross_entropy, lambda x, t: F.cross_entropy(x.float(), t), 1024, ROWS, _classes),
 }  # fmt: skip
 
