@@ -30,6 +30,9 @@ untuned benchmarks/untuned.py --seconds $limit
 kernelbench_fp32 benchmarks/kernelbench/run.py --level 1,2 --dtype fp32 --seconds $limit
 kernelbench_bf16 benchmarks/kernelbench/run.py --level 1,2 --dtype bf16 --seconds $limit
 liger tools/compare_liger.py
+sweeps benchmarks/sweeps.py --seconds $limit
+schedule_study benchmarks/schedule_study.py --seconds $limit
+soak benchmarks/soak.py --seconds $limit
 JOBS
 }
 gpus=$(nvidia-smi --list-gpus | wc -l)

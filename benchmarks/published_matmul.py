@@ -33,7 +33,7 @@ SHAPES = [(2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 1024), (4095, 409
 @triton.jit
 def by_hand_kernel(
     a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SIGMOID: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
@@ -54,18 +54,20 @@ def by_hand_kernel(
         total = tl.dot(a, b, total)
         a_ptrs += BLOCK_K * stride_ak
         b_ptrs += BLOCK_K * stride_bk
+    if SIGMOID:
+        total = tl.sigmoid(total)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     c_ptrs = c_ptr + stride_cm * rows[:, None] + stride_cn * columns[None, :]
     tl.store(c_ptrs, total.to(c_ptr.dtype.element_ty), mask=(rows[:, None] < M) & (columns[None, :] < N))
 
 
-def by_hand(a, b):
-    """a @ b."""
+def by_hand(a, b, tiles: tuple[int, int, int] = (128, 128, 32), warps: int = 4, sigmoid: bool = False):
+    """a @ b, or its sigmoid."""
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), dtype=a.dtype, device=a.device)
-    grid = (triton.cdiv(m, 128) * triton.cdiv(n, 128),)
-    by_hand_kernel[grid](a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride(), 128, 128, 32, 8, num_warps=4, num_stages=3)
+    grid = (triton.cdiv(m, tiles[0]) * triton.cdiv(n, tiles[1]),)
+    by_hand_kernel[grid](a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride(), *tiles, 8, sigmoid, num_warps=warps, num_stages=3)
     return c
 
 
@@ -128,10 +130,10 @@ def sass(folder: Path, triton_target=("cuda", 90, 32)) -> None:
         (launch,) = record_launches(kernel.module, "mm", tuple(meta))
         (folder / f"{name}.cubin").write_bytes(build(launch, target("h200")).asm["cubin"])
     names = by_hand_kernel.arg_names
-    signature = {n: "*fp16" if n.endswith("_ptr") else "constexpr" if n.startswith(("BLOCK", "GROUP")) else "i32" for n in names}
+    signature = {n: "*fp16" if n.endswith("_ptr") else "constexpr" if n.startswith(("BLOCK", "GROUP", "SIGMOID")) else "i32" for n in names}
     ones = {"stride_ak": 1, "stride_bn": 1, "stride_cn": 1}
     signature |= dict.fromkeys(ones, "constexpr")
-    constants = {(names.index(n),): v for n, v in {**ones, "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "GROUP_M": 8}.items()}
+    constants = {(names.index(n),): v for n, v in {**ones, "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "GROUP_M": 8, "SIGMOID": False}.items()}
     attrs = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n] != "constexpr"}
     source = ASTSource(by_hand_kernel, signature, constants, attrs)
     made = triton.compile(source, target=GPUTarget(*triton_target), options={"num_warps": 4, "num_stages": 3})

@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # A checkout has some folders of the package beside this one; an install has them inside. Python started in a checkout prefers this
 # folder to any install, and finds them this way.

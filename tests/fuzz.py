@@ -21,7 +21,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 CASES_OF_A_SEED = 1_000_000
-LONGEST = 180.0  #: seconds that a case may take before its process is ended
+LONGEST = 180.0  #: seconds of work that a case may take before its process is ended
+WAITED = 5  #: times as long by the clock: other processes may have the cores
 
 
 def prepare(device: str) -> None:
@@ -78,12 +79,25 @@ class Worker:
         self.process = context.Process(target=work, args=(theirs, device), daemon=True)
         self.process.start()
         theirs.close()
-        self.number: int | None = None
-        self.since = time.monotonic()
+        self.device, self.number = device, None
+        self.since, self.before = time.monotonic(), 0.0
 
     def give(self, number: int) -> None:
-        self.number, self.since = number, time.monotonic()
+        self.number, self.since, self.before = number, time.monotonic(), self._worked()
         self.pipe.send(number)
+
+    def late(self) -> bool:
+        """Whether its case takes too long."""
+        waited = time.monotonic() - self.since
+        return self.number is not None and waited > LONGEST and (waited > WAITED * LONGEST or self.device == "cuda" or self._worked() - self.before > LONGEST)
+
+    def _worked(self) -> float:
+        """Seconds of a core that the process took; where the system does not say, those by the clock."""
+        try:
+            spent = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        except OSError:
+            return time.monotonic()
+        return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         self.process.kill()
@@ -138,7 +152,7 @@ def forever(device: str, seed: int, seconds: float, jobs: int) -> Summary:
                 summary.add(worker.number, ("error", f"its process ended with status {worker.process.exitcode}", ""))
             worker.number = None
         for at, worker in enumerate(workers):
-            late = worker.number is not None and time.monotonic() - worker.since > LONGEST
+            late = worker.late()
             if late:
                 summary.add(worker.number, ("error", f"it took more than {LONGEST:g} seconds", ""))
                 worker.stop()

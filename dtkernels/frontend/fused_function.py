@@ -16,6 +16,7 @@ from ..lang.errors import DTError
 from ..lang.parser import parse
 from ..lang.spec import Spec
 from ..runtime.bind.operator import Operator
+from ..runtime.bounded_cache import BoundedCache
 from ..runtime.log import log, warn_once
 from ..runtime.path_counters import count
 from .captures import _PLAIN, State, state_of
@@ -24,6 +25,8 @@ from .tracing import trace
 from .unsupported import UnsupportedOperation
 from .values import SEED, Source
 from .writer import CARRIER, WrittenProgram, cast_word, write
+
+REMEMBERED = 1024  #: shapes of a program's calls; the oldest is evicted
 
 
 @dataclass
@@ -37,7 +40,7 @@ class Compiled:
     spec: Any  #: the structure of the result
     leaves: tuple  #: its leaves; a number for the place of a tensor
     without_gradient: UnsupportedOperation | None
-    bound: dict[tuple, Bound] = field(default_factory=dict)
+    bound: BoundedCache[tuple, Bound] = field(default_factory=lambda: BoundedCache(REMEMBERED))  #: by the shapes of a call
 
     @property
     def text(self) -> str:
@@ -190,7 +193,7 @@ class Fused:
         if bound is None:
             bound = program.bind(tensors)
             if not _symbolic(shapes):
-                program.bound[shapes] = bound
+                program.bound.put(shapes, bound)
         with torch.amp.autocast(every[0].device.type, enabled=False) if _autocast(every) else _nothing:
             return bound.run(program.operator, every, program.spec)
 

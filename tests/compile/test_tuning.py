@@ -76,7 +76,7 @@ def test_neighbours_are_legal_text_differ_and_some_fit(op):
             for new in found:
                 assert Tiling.of(new).text() == new.tiles
                 parse_schedule(new.tiles)
-            assert any(worker._fits(work, made.with_plan(p), p.root) for p in found)
+            assert any(worker.fits(work, made.with_plan(p), p.root) for p in found)
 
 
 def test_neighbours_take_any_value_of_a_dimension_and_know_products():

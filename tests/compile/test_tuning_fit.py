@@ -76,7 +76,7 @@ def test_steps_leave_the_statements_of_a_sum_of_parts_alone(narrow):
     for new in found:
         assert {line for line in new.tiles.splitlines() if line.startswith("d_mm.")} == {*own} and parse_schedule(new.tiles)
     worker = CpuWorker(target("h200"))
-    assert sum(worker._fits(work, seeds.default.with_plan(p), p.root) for p in found) > 8, "the number of parts is known"
+    assert sum(worker.fits(work, seeds.default.with_plan(p), p.root) for p in found) > 8, "the number of parts is known"
 
 
 def test_what_products_alone_take_counts_as_the_inputs_do():

@@ -79,7 +79,7 @@ def descended(work, gpu) -> Tiling:
     (now,) = whole.plans
     while True:
         near = neighbours(now, Surroundings.of(variant.algorithm, now, work.extents, True))
-        ahead = min((p for p in near if worker._fits(work, whole.with_plan(p), p.root)), key=time_of)
+        ahead = min((p for p in near if worker.fits(work, whole.with_plan(p), p.root)), key=time_of)
         if time_of(ahead) >= time_of(now):
             return Tiling.of(now)
         now = ahead

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dtkernels
-from dtkernels.frontend import UnsupportedOperation
+from dtkernels.frontend import UnsupportedOperation, fused_function
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +107,16 @@ def test_a_branch_on_a_size_is_a_guard(caplog):
         assert [branching(torch.ones(n, 2))[0, 0].item() for n in (3, 5, 2, 9)] == [3, 2, 3, 2]
     assert len(branching.programs()) == 2
     assert sum("traced branching" in r.getMessage() for r in caplog.records) == 2
+
+
+def test_shapes_of_calls_are_remembered_up_to_a_bound(monkeypatch):
+    monkeypatch.setattr(fused_function, "REMEMBERED", 3)
+    fused = dtkernels.fuse(lambda x, w: torch.sigmoid(x) * w)
+    for rows in (2, 3, 4, 5, 6, 2):
+        x, w = torch.randn(rows, 4), torch.randn(4)
+        same(fused(x, w), torch.sigmoid(x) * w)
+    ((program,),) = fused.state.programs.values()
+    assert [shapes[0][0] for shapes in program.bound] == [5, 6, 2]
 
 
 def test_numbers_flags_and_size_1_select_programs():

@@ -51,6 +51,14 @@ def test_a_gpu_without_a_table_takes_that_of_the_gpu_with_the_most_similar_bandw
     assert nearest_gpu(tables, gpu_of(device_target(torch.device("cuda", 0)))) == table
 
 
+def test_an_instance_of_a_partitioned_gpu_has_its_share_of_the_bandwidth(properties):
+    properties(None, name="NVIDIA H100 80GB HBM3 MIG 3g.40gb", **{**ASKED, "multi_processor_count": 60, "L2_cache_size": 26214400})
+    found = device_target(torch.device("cuda", 0))
+    assert (found.multiprocessors, found.l2_bytes) == (60, 26214400) and found.bandwidth == pytest.approx(3.35e12 * 60 / 132)
+    tables = {"nvidia_h100": Gpu("NVIDIA H100", 90, 132, 3.35e12), "nvidia_h200": Gpu("NVIDIA H200", 90, 132, 4.8e12)}
+    assert nearest_gpu(tables, gpu_of(found)) == "nvidia_h100"
+
+
 def test_a_gpu_of_unknown_bandwidth_is_compared_by_its_multiprocessors_alone(properties):
     properties(None, name="NVIDIA H800", **ASKED)
     assert gpu_of(device_target(torch.device("cuda", 0))).bandwidth == 0

@@ -334,6 +334,6 @@ def device_target(device: torch.device) -> Target:
 def _bandwidth(p: Any) -> float:
     """Return bytes a second of a GPU's memory: the datasheet's, else by its memory clock and bus; 0 where neither is known."""
     named = next((t for t in TARGETS.values() if p.name.upper().startswith(f"NVIDIA {t.name.upper()}")), None)
-    if named is not None:
-        return named.bandwidth
+    if named is not None:  # an instance of a partitioned GPU has a share of its memory, nearly as large as that of its multiprocessors
+        return named.bandwidth * (min(1.0, p.multi_processor_count / named.multiprocessors) if " MIG " in p.name else 1.0)
     return 2e3 * getattr(p, "memory_clock_rate", 0) * getattr(p, "memory_bus_width", 0) / 8  # kHz, bits, two transfers a clock

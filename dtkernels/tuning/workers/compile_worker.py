@@ -167,11 +167,11 @@ class CpuWorker:
         order = sorted(range(len(left)), key=lambda i: -gains[i])
         found: list[tuple[float, KernelCandidate]] = []
         for i in order[: LOOKED * count]:
-            if len(found) < count - 1 and self._fits(work, whole.with_plan(left[i]), root):
+            if len(found) < count - 1 and self.fits(work, whole.with_plan(left[i]), root):
                 found.append((float(gains[i]), left[i]))
         limit = WORSE * min((self._predicted(work, whole, p, rates) for p in (*best, *(p for _, p in found))), default=float("inf"))
         other = (p for p in at_random[: LOOKED * count] if self._predicted(work, whole, p, rates) <= limit and all(p != q for _, q in found))
-        one = next((p for p in other if self._fits(work, whole.with_plan(p), root)), None)
+        one = next((p for p in other if self.fits(work, whole.with_plan(p), root)), None)
         return Proposal([*(p for _, p in found), *([one] if one else [])], max((g for g, _ in found), default=0.0))
 
     def refit(self, measured: Sequence[tuple[TuningProblem, str, str, float, float]]) -> RatesOfKinds:
@@ -186,14 +186,14 @@ class CpuWorker:
     def _cost(self, work: TuningProblem, whole: ScheduleCandidate, root: str) -> float | None:
         """Return the predicted microseconds of one kernel; None if it does not fit."""
         plan = next(p for p in whole.plans if p.root == root)
-        return self._predicted(work, whole, plan, None) if self._fits(work, whole, root) else None
+        return self._predicted(work, whole, plan, None) if self.fits(work, whole, root) else None
 
     def _predicted(self, work: TuningProblem, whole: ScheduleCandidate, plan: KernelCandidate, rates: RatesOfKinds | None) -> float:
         text = with_aligned_rows(whole.with_plan(plan), work).schedule(variants_of(work.group)[1].outputs)
         return predicted_kernel(work, text, plan.root, self.to, rates or rates_of(self.to.arch))
 
-    def _fits(self, work: TuningProblem, whole: ScheduleCandidate, root: str) -> bool:
-        """Return whether the kernel of ``root`` is legal and the GPU has room for it."""
+    def fits(self, work: TuningProblem, whole: ScheduleCandidate, root: str | None) -> bool:
+        """Return whether the kernel of ``root``, or every kernel of the schedule, is legal and the GPU has room for it."""
         _, variant = variants_of(work.group)
         try:
             kernels = kernels_of(variant.algorithm, variant.outputs, whole, root)
