@@ -219,6 +219,16 @@ def _moved(mask: Any, *args: Any, **kwargs: Any) -> Any:
     return key_mask(mask.reach.map(lambda held: held.to(device)), batch, queries, keys, device)
 
 
+def _contiguous(mask: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+    """Return the mask for ``contiguous()``, which `generate` calls: numbers of its own, as the matrix would be a copy. None where it was written to."""
+    if memory_format is not torch.contiguous_format or (reach := noted_keys(mask)) is None:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        again: Any = mask.detach().as_subclass(KeyMask)
+    again.reach, again.sizes, again.matrix, again.version = reach, mask.sizes, None, None
+    return again
+
+
 def _whole(mask: Any, index: Any) -> Any:
     """Return the mask if the index takes all of it, as ``mask[:, :, :, :n]`` does with as many keys, else None."""
     index = index if type(index) is tuple else (index,)
@@ -245,5 +255,6 @@ _KEPT: dict[Callable, Callable] = {
     torch.Tensor.cuda: lambda mask, device=None, **_: _moved(mask, "cuda" if device is None else device),
     torch.Tensor.cpu: lambda mask, **_: _moved(mask, "cpu"),
     torch.Tensor.detach: lambda mask: mask,
+    torch.Tensor.contiguous: _contiguous,
     torch.Tensor.__getitem__: _whole,
 }
