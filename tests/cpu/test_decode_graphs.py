@@ -220,7 +220,7 @@ def test_a_mask_in_numbers_is_taken_apart(segments):
 
 def test_contiguous_keeps_a_mask_in_numbers():
     """`generate` calls it for each kind of layers in each step."""
-    mask = key_mask(VisibleKeys(3, 0, 5), 2, 1, 8, "cpu")
+    mask = key_mask(VisibleKeys(3, 0, 5), 1, 1, 8, "cpu")
     again = mask.contiguous()
     assert type(again) is KeyMask and mask.matrix is None and visible_keys_of(again, 1, 8) is mask.reach
     again.masked_fill_(torch.tensor(True), False)
