@@ -72,10 +72,9 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
         two_mm      (x A) B, in nn.Sequential modules: two nn.Linear in a row, narrow in the middle; on request only
         gate        sigmoid(x A + b), in nn.Sequential modules: nn.Linear, then nn.Sigmoid; on request only
         rmsnorm     x / sqrt(mean(x^2) + eps) * (w, 1 + w, or nothing), of rows or groups, with a gate or without, in modules that compute it
-        add_rmsnorm h = x + residual and its RMSNorm in one kernel, in layers whose class says so in its source
+        add_rmsnorm x + residual and the RMSNorm of the sum in one kernel, in layers that have both in their source
         layernorm   (x - mean) / sqrt(var + eps) * w + b, in nn.LayerNorm modules and others that compute the like; on request only
-        swiglu      silu(gate(x)) * up(x), in MLPs that compute it between linear layers
-        geglu       gelu(gate(x)) * up(x), the same
+        swiglu, geglu   silu(gate(x)) * up(x), gelu(gate(x)) * up(x), in MLPs that compute it between linear layers
         rope        q and k rotated by cos and sin, in attention modules that call a function for it: halves or neighbours, all or some elements
         experts     sums of w * down(act(up(x))) over each token's experts, whose weights lie in one tensor; on request only
         cross_entropy   of the next token, where a Hugging Face model's loss_function computes that
