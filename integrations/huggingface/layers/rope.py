@@ -7,7 +7,6 @@ globals, except that the names of such functions are bound to the op. Neither th
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dtkernels.runtime.build.toolchain import may_compile
+from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
 
 from ..layers.norms import rmsnorm_form, rmsnorm_forward, unsupported_norm
 from ..patching.call_stats import CallRecord
@@ -132,11 +133,13 @@ def _why_apart(norm: Any, a: Any, b: Any) -> str | None:
     """Return why a sum and its norm are computed one after the other, or None."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return "a sum of other things than tensors"
-    if (reason := unsupported_norm(norm.weight, (a,), {})) is not None:
+    wide, narrow = (a, b) if a.dtype == norm.weight.dtype else (b, a)  # autocast computes one of them in 16 bits
+    if (reason := unsupported_norm(norm.weight, (wide,), {})) is not None:
         return reason
     if a.is_cuda and not may_compile():  # the norm alone has prebuilt kernels
         return "its kernel is not prebuilt, and no compiler is found"
-    if not plain(b) or a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
+    fits = narrow.dtype in KERNEL_DTYPES and torch.promote_types(narrow.dtype, wide.dtype) == wide.dtype
+    if not plain(narrow) or a.shape != b.shape or not fits or a.device != b.device:
         return "a sum of tensors that differ in shape, dtype, device or class"
     if not (a.is_contiguous() and b.is_contiguous()):
         return "a sum of tensors that are not contiguous"

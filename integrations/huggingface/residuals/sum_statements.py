@@ -11,7 +11,6 @@ All other statements stay what they are. The code that the source compiles to mu
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast
