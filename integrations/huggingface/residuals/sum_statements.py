@@ -202,8 +202,14 @@ def _source(function: object) -> _Source | None:
 def _imports(function: types.FunctionType) -> list[ast.stmt]:
     """Return imports of the names that the file of a function imports: Python compiles a call of their attributes in another way."""
     scope = function.__globals__
-    names = [n for n in function.__code__.co_names if n in scope and getattr(scope[n], "__module__", None) != scope.get("__name__")]
+    named = _names(function.__code__)
+    names = [n for n in named if n in scope and getattr(scope[n], "__module__", None) != scope.get("__name__")]
     return [ast.fix_missing_locations(ast.Import([ast.alias(n)])) for n in names]
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """Return the names that a code and those inside it look up."""
+    return [*code.co_names, *(name for inner in _codes(code) for name in _names(inner))]
 
 
 def _code(source: _Source, forward: types.FunctionType) -> types.CodeType | None:
