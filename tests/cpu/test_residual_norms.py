@@ -91,6 +91,18 @@ def test_checkpoints(reentrant):
     assert report.calls["add_rmsnorm"] == (4 + 3 + (2 + 1 if reentrant else 0))
 
 
+def test_a_subclass_has_its_own_decorator_of_checkpoints():
+    """FSDP2 gives a layer another class after it was patched: a checkpoint must still be one."""
+    model = llama().train()
+    right = outputs(model)
+    report = apply_to(model, ops=OPS)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in model.model.layers:
+        layer.__class__ = type("Sharded", (type(layer),), {})
+    close(outputs(model), right)
+    assert report.calls["add_rmsnorm"] == 4 and not report.fallbacks, "forward and, in backward, forward again"
+
+
 def test_copies_and_files():
     model = llama()
     right = logits(model)

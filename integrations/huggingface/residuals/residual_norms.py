@@ -37,7 +37,7 @@ class Rewritten:
         self.cls, self.names, self.forward = cls, names, cls.forward
         *decorators, forward = layers_of(cls.forward)
         found = rewritten(forward, names)
-        assert found is not None, "only a class with sums gets here"
+        assert found is not None, "joined_forward checks that"
         cells = dict(zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True))
         scope = Globals({JOINED: add_and_norm, LAST: add_last}, forward.__globals__)
         made = copied(forward, scope, tuple(cells[n] for n in found.code.co_freevars), found.code)
@@ -45,10 +45,6 @@ class Rewritten:
 
     def __reduce__(self):
         return joined_forward, (self.cls, self.names)  # functions with globals of their own cannot be pickled: they are made anew
-
-    def changed(self) -> str | None:
-        """Return why the new forward is outdated, or None."""
-        return None if self.cls.forward is self.forward else "its class has another forward now"
 
 
 class NextNorm:
@@ -59,23 +55,31 @@ class NextNorm:
 
 
 @cache
-def _joined_forward(cls: type[nn.Module], names: frozenset[str], forward: object) -> Rewritten:
-    return Rewritten(cls, names)
+def _joined_forward(cls: type[nn.Module], names: frozenset[str], forward: object) -> Rewritten | None:
+    layers = layers_of(forward)
+    return Rewritten(cls, names) if layers and rewritten(layers[-1], names) is not None else None
 
 
-def joined_forward(cls: type[nn.Module], names: frozenset[str]) -> Rewritten:
-    """Return the forward of a class with its sums joined to norms."""
+def joined_forward(cls: type[nn.Module], names: frozenset[str]) -> Rewritten | None:
+    """Return the forward of a class with its sums joined to norms; None if it has none."""
     return _joined_forward(cast(Any, cls), names, cls.forward)
 
 
-def residual_forward(record: CallRecord, module: nn.Module, joined: Rewritten, forms: dict[str, _Form], following: NextNorm | None, *args, **kwargs):
-    """Run the module's own forward with sums and their norms by the op; arguments and result as before."""
+def residual_forward(record: CallRecord, module: nn.Module, joined: Rewritten | None, forms: dict[str, _Form], following: NextNorm | None, *args, **kwargs):
+    """Run the module's own forward with sums and their norms by the op; arguments and result as before.
+
+    ``joined`` is None in a copy that was read from a file where the class has no source.
+    """
+    cls = type(module)
     if torch.compiler.is_compiling():
-        return type(module).forward(module, *args, **kwargs)
-    if (reason := joined.changed()) is not None:
-        record.count(reason)
-        return type(module).forward(module, *args, **kwargs)
-    return joined.function(module, *args, **kwargs)
+        return cls.forward(module, *args, **kwargs)
+    now = joined
+    if joined is not None and cls.forward is not joined.forward:  # FSDP2 makes a subclass, whose decorator of checkpoints is another one
+        now = joined_forward(cls, joined.names) if layers_of(cls.forward)[-1:] == layers_of(joined.forward)[-1:] else None
+    if now is None:
+        record.count("its class has another forward now")
+        return cls.forward(module, *args, **kwargs)
+    return now.function(module, *args, **kwargs)
 
 
 def _plan(module: nn.Module) -> tuple[CallRecord | None, dict[str, _Form], NextNorm | None]:
@@ -172,7 +176,8 @@ def patch_residuals(model: nn.Module, report: PatchReport) -> None:
         then = NextNorm(after, form) if found.last and after is not None and (form := form_of(after)) is not None else None
         if own or then is not None:
             record = CallRecord()
-            forward = partial(residual_forward, record, module, joined_forward(cls, frozenset(own)), own, then)
+            joined = cast(Rewritten, joined_forward(cls, frozenset(own)))
+            forward = partial(residual_forward, record, module, joined, own, then)
             replace_forward(name, module, OP, forward, taken(module, cls), report)
 
 
