@@ -12,6 +12,7 @@ from .attention import attention_patch
 from .generation.graph_patch import patch_graphs
 from .layers import activations, dense_experts, gated_mlp, last_layer, linear_chains, loss, norms, rope
 from .patching.report import PatchReport
+from .residuals.residual_norms import patch_residuals
 
 
 def _patch_lora(model: nn.Module, report: PatchReport) -> None:
@@ -31,6 +32,7 @@ _PATCHERS: dict[str, Callable[[nn.Module, PatchReport], None]] = {
     "gate": linear_chains.patch_gates,
     "rmsnorm": norms.patch_rmsnorm,
     "layernorm": norms.patch_layernorm,
+    "add_rmsnorm": patch_residuals,
     "swiglu": partial(gated_mlp.patch_gated, "swiglu"),
     "geglu": partial(gated_mlp.patch_gated, "geglu"),
     "rope": rope.patch_rope,
@@ -44,6 +46,7 @@ DEFAULTS = {
     "attention": "h200_attention_warpgroups.json",
     "lora": "h200_rows_and_two_mm.json",  # two_mm, the two products in it
     "rmsnorm": "h200_models.json",
+    "add_rmsnorm": "h100/untuned.json",
     "swiglu": "h200_models.json",
     "geglu": "h200/more_forward.json",
     "rope": "h200_models.json",
@@ -69,9 +72,9 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
         two_mm      (x A) B, in nn.Sequential modules: two nn.Linear in a row, narrow in the middle; on request only
         gate        sigmoid(x A + b), in nn.Sequential modules: nn.Linear, then nn.Sigmoid; on request only
         rmsnorm     x / sqrt(mean(x^2) + eps) * (w, 1 + w, or nothing), of rows or groups, with a gate or without, in modules that compute it
+        add_rmsnorm x + residual and the RMSNorm of the sum in one kernel, in layers that have both in their source
         layernorm   (x - mean) / sqrt(var + eps) * w + b, in nn.LayerNorm modules and others that compute the like; on request only
-        swiglu      silu(gate(x)) * up(x), in MLPs that compute it between linear layers
-        geglu       gelu(gate(x)) * up(x), the same
+        swiglu, geglu   silu(gate(x)) * up(x), gelu(gate(x)) * up(x), in MLPs that compute it between linear layers
         rope        q and k rotated by cos and sin, in attention modules that call a function for it: halves or neighbours, all or some elements
         experts     sums of w * down(act(up(x))) over each token's experts, whose weights lie in one tensor; on request only
         cross_entropy   of the next token, where a Hugging Face model's loss_function computes that

@@ -13,9 +13,9 @@ pytest.importorskip("transformers")
 
 import transformers
 from dtkernels.integrations.huggingface import apply_to
-from dtkernels.integrations.huggingface.attention.visible_keys import KeyMask, VisibleKeys, key_mask
+from dtkernels.integrations.huggingface.attention.visible_keys import KeyMask, VisibleKeys, key_mask, visible_keys_of
 from dtkernels.integrations.huggingface.generation import recorders
-from dtkernels.integrations.huggingface.generation.decode_graphs import MOST, WARM_UPS, WARMING
+from dtkernels.integrations.huggingface.generation.decode_graphs import MOST, WARM_UPS
 from dtkernels.integrations.huggingface.generation.graph_patch import bucket
 from dtkernels.integrations.huggingface.generation.static_arguments import put_together, take_apart
 from graph_stand_in import TapeRecorder
@@ -70,18 +70,21 @@ def tokens(model, given: dict, **more) -> list:
     return model.generate(**given, **{"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, **more}).tolist()
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_same_tokens_by_replays(name, recorder):
+@pytest.mark.parametrize("name, fallback", [*[(name, "own") for name in MODELS], *[(name, "reference") for name in ("gemma3", "mistral")]])
+def test_the_same_tokens_by_replays(name, fallback, recorder, monkeypatch):
+    """Prompts shorter than a window, as long, longer. With the op's reference masks reach attention in numbers, as they do on a GPU."""
+    monkeypatch.setenv("DTKERNELS_FALLBACK", fallback)
     model = model_of(name)
     before = state(model)
-    sizes = [prompt(), prompt(padded=True), prompt(length=9), prompt(batch=3)]
+    sizes = [prompt(), prompt(padded=True), prompt(length=9), prompt(batch=3, length=8)]
     wanted = [tokens(model, given) for given in sizes]
     report = apply_to(model, ops="attention", graphs=True)
     assert [tokens(model, given) for given in sizes] == wanted
     replayed = report.paths["graphs"]
     assert replayed["graph"] == recorder.replays > 0 and sum(replayed.values()) == len(sizes) * (NEW - 1)
-    assert set(report.fallbacks) <= {WARMING, "no kernel runs on a CPU"} and report.fallbacks[WARMING] <= 2 * WARM_UPS * len(recorder.tapes)
-    assert tokens(model, sizes[0]) == wanted[0] and recorder.warm_ups == report.fallbacks[WARMING], "a size that is known warms up no more"
+    assert replayed["own path"] == 0 and replayed["warm-up"] == recorder.warm_ups <= 2 * WARM_UPS * len(recorder.tapes), str(report)
+    assert set(report.fallbacks) <= {"no kernel runs on a CPU"}
+    assert tokens(model, sizes[-1]) == wanted[-1] and recorder.warm_ups == replayed["warm-up"], "a size that is known warms up no more"
     report.undo()
     played = recorder.replays
     assert tokens(model, sizes[0]) == wanted[0] and recorder.replays == played
@@ -213,6 +216,16 @@ def test_a_mask_in_numbers_is_taken_apart(segments):
     again = put_together(structure, [t + 0 for t in held], None)
     assert type(again["mask"]) is KeyMask and again["more"] == (1, None)
     assert torch.equal(again["mask"] & True, mask & True)
+
+
+def test_contiguous_keeps_a_mask_in_numbers():
+    """`generate` calls it for each kind of layers in each step."""
+    mask = key_mask(VisibleKeys(3, 0, 5), 1, 1, 8, "cpu")
+    again = mask.contiguous()
+    assert type(again) is KeyMask and mask.matrix is None and visible_keys_of(again, 1, 8) is mask.reach
+    again.masked_fill_(torch.tensor(True), False)
+    assert visible_keys_of(again, 1, 8) is None and not (again & True).any()
+    assert visible_keys_of(mask, 1, 8) is mask.reach and (mask & True).any(), "as sdpa's expanded matrix, it is copied"
 
 
 def cache_name(model) -> str:

@@ -18,7 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from transformers import masking_utils as form
 from transformers.masking_utils import sdpa_mask
 
-if not hasattr(form, "packed_sequence_compatibility_function"):
+if not hasattr(form, "packed_sequence_mask_function"):
     pytest.skip("this version of transformers passes positions in another form", allow_module_level=True)
 
 POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6, 7]])
@@ -28,7 +28,9 @@ FLAGS = torch.ones(2, 8, dtype=torch.bool).index_put_((torch.tensor([0, 1]), tor
 
 
 def packed(function):
-    return form.packed_sequence_compatibility_function(function, POSITIONS, NUMBERS)
+    if hasattr(form, "packed_sequence_compatibility_function"):  # both in one, in transformers 5.23
+        return form.packed_sequence_compatibility_function(function, POSITIONS, NUMBERS)
+    return form.and_masks(form.remap_positions_for_packed_sequence(function, POSITIONS), form.packed_sequence_mask_function(NUMBERS))
 
 
 FORMS = {

@@ -100,8 +100,8 @@ def test_auto_takes_what_is_measured_and_all_takes_everything():
     from dtkernels.integrations.huggingface.apply import DEFAULTS
 
     model = MODELS["llama"][0]()
-    assert {row.op for row in apply_to(model, dry_run=True).rows} == set(DEFAULTS) & {"attention", *MODELS["llama"][1]}
-    assert {row.op for row in apply_to(model, ops="all", dry_run=True).rows} == {"attention", *MODELS["llama"][1]}
+    assert {row.op for row in apply_to(model, dry_run=True).rows} == set(DEFAULTS) & {"attention", "add_rmsnorm", *MODELS["llama"][1]}
+    assert {row.op for row in apply_to(model, ops="all", dry_run=True).rows} == {"attention", "add_rmsnorm", *MODELS["llama"][1]}
     assert set(DEFAULTS) <= set(OPS)
     assert all((Path(__file__).parents[2] / "benchmarks" / file).is_file() for file in DEFAULTS.values())
 

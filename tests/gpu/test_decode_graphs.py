@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 import transformers
 from dtkernels.integrations.huggingface import apply_to
-from dtkernels.integrations.huggingface.generation.decode_graphs import WARM_UPS, WARMING
+from dtkernels.integrations.huggingface.generation.decode_graphs import WARM_UPS
 from dtkernels.integrations.huggingface.generation.graph_patch import bucket
 from torch.profiler import ProfilerActivity, profile
 
@@ -67,13 +67,15 @@ def test_the_same_tokens_in_fewer_launches(name, dtype):
     before = launches(lambda: tokens(model, sizes[0]))
     with_patch.undo()
     report = apply_to(model, graphs=True)
-    assert [tokens(model, given) for given in sizes] == wanted, str(report)
-    paths, reasons = report.paths["graphs"], {reason for reason in report.fallbacks if reason == WARMING or "step" in reason or "capture" in reason}
-    assert sum(paths.values()) == len(sizes) * (NEW - 1) and reasons == {WARMING}, str(report)
-    warm = report.fallbacks[WARMING]
+    for given, right in zip(sizes, wanted, strict=True):
+        assert tokens(model, given) == right, f"prompts of {tuple(given['input_ids'].shape)}\n{report}"
+    paths = report.paths["graphs"]
+    assert sum(paths.values()) == len(sizes) * (NEW - 1) and paths["own path"] == 0, str(report)
     after = launches(lambda: tokens(model, sizes[0]))
-    assert report.fallbacks[WARMING] == warm and tokens(model, sizes[0]) == wanted[0]
-    assert before[1] == 0 and after[1] >= NEW - 1 and after[0] < before[0], (before, after)
+    said = f"(kernels, graphs) before {before}, after {after}; steps {dict(paths)}, then {dict(report.paths['graphs'])}\n{report}"
+    assert report.paths["graphs"]["warm-up"] == paths["warm-up"], said
+    assert before[1] == 0 and after[1] >= NEW - 1 and after[0] < before[0], said
+    assert tokens(model, sizes[0]) == wanted[0], said
     report.undo()
     assert launches(lambda: tokens(model, sizes[0]))[1] == 0
 
@@ -98,9 +100,9 @@ def test_weights_change_in_place_and_move():
     apply_to(other)
     tokens(model, prompt())
     model.load_state_dict(other.state_dict())
-    assert tokens(model, prompt()) == tokens(other, prompt()) and report.fallbacks[WARMING] == WARM_UPS
+    assert tokens(model, prompt()) == tokens(other, prompt()) and report.paths["graphs"]["warm-up"] == WARM_UPS
     model.cpu().cuda()
-    assert tokens(model, prompt()) == tokens(other, prompt()) and report.fallbacks[WARMING] == 2 * WARM_UPS
+    assert tokens(model, prompt()) == tokens(other, prompt()) and report.paths["graphs"]["warm-up"] == 2 * WARM_UPS
 
 
 def test_a_cache_that_is_kept_is_not_written_to_and_memory_does_not_grow():

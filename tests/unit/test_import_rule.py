@@ -32,7 +32,7 @@ SUBROOMS = {
         "unsupported", "values", "sizes", "builder", "aten", "tracing", "source_names", "interpret", "writer", "captures", "fused_function",
     ],
     "dtkernels.integrations.torch_compile": ["canonical", "linear_index", "matcher", "builder", "mask_numbers", "attention", "layers", "report", "safety", "table", "replace", "backend"],
-    "dtkernels.integrations.huggingface": ["patching", "attention", "layers", "generation", "apply"],
+    "dtkernels.integrations.huggingface": ["patching", "attention", "layers", "residuals", "generation", "apply"],
 }  # fmt: skip
 MOST_MODULES = 14  #: of one folder; ops has a file for each op
 WITHOUT = {"lang": {"torch", "triton"}, "algebra": {"torch", "triton"}, "codegen": {"torch"}, "autoschedule": {"torch", "triton"}}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
 import subprocess
+from functools import cache
 
 from ...codegen.target import Target
 
@@ -11,6 +15,13 @@ OLDEST = 70  #: the lowest compute capability that Triton compiles for
 
 class NoCompiler(RuntimeError):
     """No kernel can be compiled for this GPU on this machine, whatever its program; the message says what is missing."""
+
+
+@cache
+def may_compile() -> bool:
+    """Return whether Triton and a C compiler for its launchers are found, without compiling. Asked before an op that has no prebuilt kernels."""
+    names = (os.environ.get("CC"), "gcc", "clang", "cc")
+    return importlib.util.find_spec("triton") is not None and any(name is not None and shutil.which(name) is not None for name in names)
 
 
 def missing(error: Exception, gpu: Target) -> str | None:

@@ -5,7 +5,7 @@ the comparisons; what they say is then put as a window, flags of keys and number
 
     and_masks(sliding_window_overlay(4), causal_mask_function)     window (3, 0)
     chunked_causal_mask_function(4, left_padding)                  window (None, 0), segments (position - left_padding) // 4
-    packed_sequence_compatibility_function(causal, ids, numbers)   window (None, 0), segments numbers
+    and_masks(causal_mask_function, packed_sequence_mask_function(numbers))  window (None, 0), segments numbers
 
 Overlays live in closures, which torch.compile does not show. It traces the call with symbols like any other Python code.
 """

@@ -18,7 +18,7 @@ from torch import nn
 from .model_state import ModelState, attributes, changed_attribute, why_not_captured
 from .recorders import Recorder
 from .static_arguments import NotCapturableError, put_together, take_apart
-from .static_cache import Counters, StaticMemory, advance, signature
+from .static_cache import Counters, StaticMemory, advance, signature, windows_fill
 from .step_trace import Constants, StepTrace, difference
 
 MOST = 4  #: graphs of one model, each with a cache; the one that was used longest ago goes first
@@ -76,7 +76,7 @@ class DecodeGraphs:
             return forward(**kwargs), reason
         given: list[torch.Tensor] = []
         try:
-            structure = take_apart(kwargs, cache, given)
+            structure = take_apart(kwargs, cache, given, moving=windows_fill(cache))
         except NotCapturableError as error:
             return forward(**kwargs), f"its arguments: {error}"
         if any([t.device != device for t in given]):
@@ -91,7 +91,7 @@ class DecodeGraphs:
                 if warming is None and self.new_keys >= MOST_NEW:
                     return forward(**kwargs), "the sizes of its inputs change from step to step"
                 if warming is None or len(warming.traces) < WARM_UPS:
-                    return self._warm_up(key, model, forward, kwargs, cache, device, recorder), self.refused.get(key, WARMING)
+                    return self._warm_up(key, model, forward, put_together(structure, given, cache), cache, device, recorder), self.refused.get(key, WARMING)
                 try:
                     graph = self._capture(key, warming, forward, cache, given, device, recorder)
                 except Exception as error:  # the kernels of this step have not run: the forward itself computes it

@@ -19,7 +19,7 @@ from torch import nn
 from ..patching.call_stats import CallRecord
 from ..patching.forward_patching import in_autocast, replace_forward, taken, transformed
 from ..patching.report import SKIPPED, PatchReport
-from .decode_graphs import DecodeGraphs
+from .decode_graphs import WARMING, DecodeGraphs
 from .model_state import device_of
 from .recorders import recorder_for
 from .static_cache import cache_in, why_not_static
@@ -32,13 +32,24 @@ _PREVIOUS = "_previous_max_cache_length"  # transformers makes no cache shorter 
 
 @dataclass
 class GraphRecord(CallRecord):
-    """The steps of one token of one model: those that a graph computed, and those of the model's own forward, with the reasons."""
+    """The steps of one token of one model: those that a graph computed, warm-ups, and those of the model's own forward, with the reasons.
+
+    A warm-up runs the model's forward before its capture, twice for each graph. It is no fallback.
+    """
+
+    warm_ups: int = 0
+
+    def count(self, fallback: str | None, x: torch.Tensor | None = None) -> None:
+        """Count one step; ``fallback`` is the reason why no graph computed it, or WARMING."""
+        warms = fallback == WARMING
+        super().count(None if warms else fallback, x)
+        self.warm_ups += warms
 
     @property
     def paths(self) -> dict[str, int]:
-        """Return steps by path: "graph", "own path"."""
+        """Return steps by path: "graph", "warm-up", "own path"."""
         own = self.fallbacks.total()
-        return {"graph": self.calls - own, "own path": own}
+        return {"graph": self.calls - self.warm_ups - own, "warm-up": self.warm_ups, "own path": own}
 
 
 class _InPlaceOf(partial):

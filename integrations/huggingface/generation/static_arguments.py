@@ -17,37 +17,41 @@ class NotCapturableError(Exception):
     """Raised with the reason why a step cannot be a CUDA graph."""
 
 
-def take_apart(value: Any, cache: object, tensors: list[torch.Tensor]) -> Hashable:
+def take_apart(value: Any, cache: object, tensors: list[torch.Tensor], moving: bool = False) -> Hashable:
     """Append the tensors in a value to ``tensors`` and return what is left: containers, numbers, and sizes and dtypes of the tensors.
 
-    ``cache`` may be part of the value; the structure marks its place. Raises NotCapturableError for an object that is neither.
+    ``cache`` may be part of the value; the structure marks its place. ``moving``: the place of a query among the keys changes from step
+    to step, so that a mask's number of it becomes a tensor too. Raises NotCapturableError for an object that is neither.
     """
     if value is cache:
         return ("cache",)
     if isinstance(value, _NUMBERS):
         return ("number", type(value), value)
     if isinstance(value, KeyMask) or isinstance(value, torch.Tensor) and hasattr(value, EAGER_NOTE):
-        return _take_mask_apart(value, cache, tensors)
+        return _take_mask_apart(value, cache, tensors, moving)
     if isinstance(value, torch.Tensor):
         if not plain(value):
             raise NotCapturableError(f"a tensor of class {type(value).__name__}")
         tensors.append(value)
         return ("tensor", value.shape, value.dtype, value.device)
     if isinstance(value, dict):
-        return ("dict", type(value), tuple([(key, take_apart(held, cache, tensors)) for key, held in value.items()]))
+        return ("dict", type(value), tuple([(key, take_apart(held, cache, tensors, moving)) for key, held in value.items()]))
     if type(value) in (list, tuple):
-        return ("sequence", type(value), tuple([take_apart(held, cache, tensors) for held in value]))
+        return ("sequence", type(value), tuple([take_apart(held, cache, tensors, moving) for held in value]))
     raise NotCapturableError(f"an object of class {type(value).__name__}")
 
 
-def _take_mask_apart(mask: Any, cache: object, tensors: list[torch.Tensor]) -> Hashable:
+def _take_mask_apart(mask: Any, cache: object, tensors: list[torch.Tensor], moving: bool) -> Hashable:
     reach = noted_keys(mask)
     if reach is None:  # it was written to
         matrix = as_matrix(mask)
         tensors.append(matrix)
         return ("tensor", matrix.shape, matrix.dtype, matrix.device)
+    offset = reach.offset
+    if moving and not isinstance(offset, torch.Tensor):
+        offset = torch.full((1,), offset, dtype=torch.float32, device=mask.device)
     held: list[torch.Tensor] = []
-    structure = take_apart((reach.left, reach.right, reach.offset, reach.padding, reach.segments), cache, held)
+    structure = take_apart((reach.left, reach.right, offset, reach.padding, reach.segments), cache, held)
     tensors += held
     sizes = mask.sizes if isinstance(mask, KeyMask) else (mask.shape[0], *mask.shape[2:])
     return ("mask", sizes, mask.device, structure)

@@ -45,6 +45,11 @@ def signature(cache: Any) -> Hashable:
     return tuple(parts)
 
 
+def windows_fill(cache: Any) -> bool:
+    """Return whether Python counts the tokens in a window that is not full. Once it is, a query's place among its keys stays the same."""
+    return any([_counts(name, held) and held < layer.max_cache_len for layer in cache.layers for name, held in vars(layer).items()])
+
+
 def _counts(name: str, held: object) -> bool:
     return type(held) is int and name.startswith("cumulative_length")
 

@@ -13,13 +13,14 @@ from torch import nn
 
 from ..patching.call_stats import CallRecord
 from ..patching.forward_patching import in_autocast, in_memory_order_of_input, plain, replace_forward, taken, unsupported
+from ..patching.normed_sums import take_normed
 from ..patching.numeric_probe import normal, output_of, rows, same, stand_in, takes_one_tensor
 from ..patching.report import PatchReport
 from .norm_forms import Form, form_of, norm_forward
 
 
 class Norm(Protocol):
-    """What is read of a module that ``_rmsnorm_form`` found to be an RMSNorm."""
+    """What is read of a module that ``rmsnorm_form`` found to be an RMSNorm."""
 
     weight: torch.Tensor
 
@@ -31,7 +32,10 @@ def rmsnorm_forward(record: CallRecord, module: Norm, eps: str, offset: int, *ar
 
     x: (..., C) in the dtype of the weight, which the result has too. Other calls take the module's own forward and are counted.
     """
-    reason = _unsupported(module.weight, args, kwargs)
+    if args and not torch.compiler.is_compiling() and (normed := take_normed(args[0], module)) is not None:
+        record.count(None, normed)
+        return normed
+    reason = unsupported_norm(module.weight, args, kwargs)
     record.count(reason, module.weight)
     if reason is not None or torch.compiler.is_compiling():
         return type(module).forward(module, *args, **kwargs)
@@ -42,7 +46,7 @@ def rmsnorm_forward(record: CallRecord, module: Norm, eps: str, offset: int, *ar
 
 def layernorm_forward(record: CallRecord, module: nn.LayerNorm, *args, **kwargs) -> torch.Tensor:
     """Compute (x - mean) / sqrt(var + eps) * weight + bias over the last dimension; dtypes and fallbacks as in `rmsnorm_forward`."""
-    reason = _not_for_the_op(module) or _unsupported(module.weight, args, kwargs)
+    reason = _not_for_the_op(module) or unsupported_norm(module.weight, args, kwargs)
     record.count(reason, module.weight)
     if reason is not None or torch.compiler.is_compiling():
         return nn.LayerNorm.forward(module, *args, **kwargs)
@@ -53,7 +57,7 @@ def layernorm_forward(record: CallRecord, module: nn.LayerNorm, *args, **kwargs)
     return ops.layernorm(args[0], module.weight, module.bias, module.eps)
 
 
-def _unsupported(weight: torch.Tensor | None, args: tuple, kwargs: dict) -> str | None:
+def unsupported_norm(weight: torch.Tensor | None, args: tuple, kwargs: dict) -> str | None:
     """Return why the op does not take this call, or None."""
     if len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor):
         return "arguments other than one tensor"
@@ -75,7 +79,7 @@ def patch_rmsnorm(model: nn.Module, report: PatchReport) -> None:
     """Patch every module of `model` that computes an RMSNorm, also those without a weight, of groups, or with a gate."""
     known: dict[tuple, Form | None] = {}
     for name, module in model.named_modules():
-        if (found := _rmsnorm_form(module)) is not None:
+        if (found := rmsnorm_form(module)) is not None:
             reason = None if plain(module.weight) else "its weight is quantised or sharded"
             reason = reason or taken(module, type(module))
             replace_forward(name, module, "rmsnorm", partial(rmsnorm_forward, CallRecord(), module, *found), reason, report)
@@ -89,7 +93,7 @@ def _patch_form(op: str, name: str, module: nn.Module, form: Form, report: Patch
     replace_forward(name, module, op, partial(norm_forward, CallRecord(), module, form), reason, report)
 
 
-def _rmsnorm_form(module: nn.Module) -> tuple[str, int] | None:
+def rmsnorm_form(module: nn.Module) -> tuple[str, int] | None:
     """Return (the attribute that holds eps, the number added to the weight) if a module is an RMSNorm, else None."""
     weight = module._parameters.get("weight")
     own = [key for held in (module._parameters, module._buffers, module._modules) for key, value in held.items() if value is not None]

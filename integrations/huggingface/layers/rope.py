@@ -7,7 +7,6 @@ globals, except that the names of such functions are bound to the op. Neither th
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
@@ -17,52 +16,12 @@ import torch
 from torch import nn
 
 from ..patching.call_stats import CallRecord
+from ..patching.forward_copies import Globals, copied, layers_of, redecorated
 from ..patching.forward_patching import replace_forward, taken
 from ..patching.report import PatchReport
 from .rotary_forms import Form, batched, by_op, complete, form_of, rotary_functions, why_not
 
 _record: ContextVar[CallRecord | None] = ContextVar("record of the attention module that runs", default=None)
-
-
-class _Globals(dict):
-    """Some names; all others are looked up in a file's globals at the time of use."""
-
-    def __init__(self, own: dict, file: dict):
-        super().__init__(own, __builtins__=file["__builtins__"])
-        self.file = file
-
-    def __missing__(self, name: str) -> object:
-        return self.file[name]
-
-
-def _copied(function: types.FunctionType, scope: dict, cells: tuple[types.CellType, ...] | None) -> types.FunctionType:
-    """Return ``function`` with other globals and another closure."""
-    made = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
-    made.__kwdefaults__ = function.__kwdefaults__
-    made.__module__, made.__qualname__ = function.__module__, function.__qualname__
-    return made
-
-
-def _content(cell: types.CellType) -> object:
-    """Return what a variable of a closure holds; None where nothing is assigned to it."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
-def _layers(function: object) -> list[types.FunctionType]:
-    """Return a function without its decorators, last, after these; empty where one of them does not call the next by its closure."""
-    found: list[types.FunctionType] = []
-    while inspect.isfunction(function):
-        found.append(function)
-        inner = getattr(function, "__wrapped__", None)
-        if inner is None:
-            return found
-        if not any(_content(c) is inner for c in function.__closure__ or ()):
-            return []
-        function = inner
-    return []
 
 
 class Rebound:
@@ -71,14 +30,10 @@ class Rebound:
     def __init__(self, cls: type[nn.Module], originals: dict[str, Callable]):
         self.cls, self.originals = cls, originals
         self.forward = cls.forward
-        *decorators, forward = _layers(cls.forward)
+        *decorators, forward = layers_of(cls.forward)
         self.scope: dict = forward.__globals__
         own = {name: partial(rotated, original, cast(Form, form_of(original))) for name, original in originals.items()}
-        function = _copied(forward, _Globals(own, self.scope), forward.__closure__)
-        for wrapper in reversed(decorators):  # each calls the next by a variable of its closure
-            cells = tuple(types.CellType(function) if _content(c) is wrapper.__wrapped__ else c for c in wrapper.__closure__ or ())  # type: ignore[attr-defined]
-            function = _copied(wrapper, wrapper.__globals__, cells)
-        self.function = function
+        self.function = redecorated(decorators, copied(forward, Globals(own, self.scope), forward.__closure__))
 
     def __reduce__(self):
         return rebound, (self.cls,)  # functions with globals of their own cannot be pickled: they are made anew
@@ -141,7 +96,7 @@ def patch_rope(model: nn.Module, report: PatchReport) -> None:
 
 def rebound(cls: type[nn.Module]) -> Rebound | None:
     """Return the forward of a class with its rotary functions replaced; None if it has none that an op computes."""
-    layers = _layers(cls.forward)
+    layers = layers_of(cls.forward)
     functions = tuple((name, function) for name, function in rotary_functions(layers[-1]) if form_of(function) is not None) if layers else ()
     return _make_rebound(cast(type, cls), functions, cls.forward) if functions else None
 
@@ -153,7 +108,7 @@ def _make_rebound(cls: type[nn.Module], functions: tuple[tuple[str, Callable], .
 
 def _why_not_replaceable(cls: type[nn.Module], functions: dict[str, Callable]) -> str | None:
     """Return why the functions cannot be examined or replaced; None if they compute something else."""
-    if not _layers(cls.forward):
+    if not layers_of(cls.forward):
         return f"{cls.__name__}.forward is wrapped by a decorator that cannot be copied"
     for name, function in functions.items():
         if function.__module__.partition(".")[0] != cls.__module__.partition(".")[0]:
