@@ -42,7 +42,7 @@ def test_codes_along_the_sum(bits, dtype, tile, k):
     close(run(a, packed(codes, bits, dtype), s), want, k)
     split = "every_second" in run.source
     assert split == (tile // count >= 16)
-    assert not split or f"bits_of(tl.trans(W), 0, {most}, {most // 2}, PAIRS)" in run.source
+    assert not split or f"bits_of(tl.trans(W), 0, {most}, {most // 2}, PAIRS, A.dtype)" in run.source
 
 
 @pytest.mark.parametrize("more", ["", "f.split(k:3);", "f.split(k:2); f.persistent();", "f.stages(k:3);"])
