@@ -234,7 +234,9 @@ class _Product:
 
     def _slides(self) -> bool:
         """Return whether an operand is read in windows along its contiguous dimension, so that elements are loaded one by one."""
-        last = ((a.index[-1], dot) for dot in self.dots for side in (dot.left, dot.right) for a in ex.accesses(side) if a.index)
+        types = dict(self.shape.types.of) if self.shape.types else {}
+        read = ((a, dot) for dot in self.dots for side in (dot.left, dot.right) for a in ex.accesses(side) if a.index)
+        last = ((a.index[-1], dot) for a, dot in read if not (types.get(a.tensor) in ex.INTEGERS and packed(a) > 1))
         return any(not isinstance(i, ex.Label) and ex.free_labels(i) - {*dot.labels} for i, dot in last)
 
     def _sliding_tile(self, bm: int, bn: int) -> GemmTile:
