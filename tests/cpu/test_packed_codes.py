@@ -89,3 +89,34 @@ def test_scales_of_groups_are_loaded_once_a_step():
     assert "k // 128" not in product("A[m, k], W[n, k] * s[n, k / 128]", 64).source.split("def f(")[0].replace("k_start // 128", "")
     kept = product("A[m, k], W[n, k] * s[n, k / 96]", 64)  # a step may have two
     assert "k // 96" in kept.source
+
+
+@pytest.mark.parametrize("zero", ["z[n, k / 64]", "(((z[n / 2, k / 64] >> (4 * (n % 2))) & 15) + 1)"], ids=["plain", "packed"])
+def test_zero_points_of_groups(zero):
+    codes, zeros = torch.randint(0, 16, (40, 192), generator=GENERATOR), torch.randint(1, 16, (40, 3), generator=GENERATOR)
+    a, s = torch.randn(20, 192, generator=GENERATOR).half(), (torch.rand(40, 3, generator=GENERATOR) / 8).half()
+    run = product(f"A[m, k], ((((W[n, k // 2] >> (4 * (k % 2))) & 15) - {zero}) * s[n, k / 64])", 64, inputs="A, W, s, z")
+    z = packed(zeros - 1, 4, torch.uint8, 0) if "&" in zero else zeros.to(torch.uint8)
+    want = a.double() @ ((codes - zeros.repeat_interleave(64, 1)) * s.double().repeat_interleave(64, 1)).T
+    close(run(a, packed(codes, 4, torch.uint8), s, z), want, 192)
+    assert "f_acc_step" in run.source and "every_second" in run.source
+
+
+@pytest.mark.parametrize("rows, apart", [(16, True), (32, False)])
+def test_a_factor_of_a_step_multiplies_its_sums_where_these_are_fewer(rows, apart):
+    """Of 16 rows and 32 columns a step of 64 has 512 sums and 2048 codes; of 32 rows 1024 sums for 32 terms."""
+    a, s = torch.randn(20, 300, generator=GENERATOR).half(), torch.rand(40, 5, generator=GENERATOR).half()
+    w = torch.randint(-128, 128, (40, 300), generator=GENERATOR).to(torch.int8)
+    run = dtkernels.compile(f"Func f; In A, W, s; Var m, n; RVar k; f[m, n] = rdot(A[m, k], W[n, k] * s[n, k / 64], k); f.block(m:{rows}, n:32); f.tensorize(m:{rows}, n:32, k:{64 if apart else 32});")
+    want = a.double() @ (w.double() * s.double().repeat_interleave(64, 1)[:, :300]).T
+    close(run(a, w, s), want, 300)
+    assert ("f_acc_step" in run.source) == apart
+
+
+def test_factors_that_differ_stay_in_their_products():
+    a, s, t = (torch.randn(*shape, generator=GENERATOR).half() for shape in ((20, 128), (40, 2), (40, 2)))
+    w = torch.randint(0, 16, (40, 128), generator=GENERATOR)
+    text = "rdot(A[m, k], ((W[n, k // 2] >> (4 * (k % 2))) & 15) * where(k % 2 == 0, s[n, k / 64], t[n, k / 64]), k)"
+    run = dtkernels.compile(f"Func f; In A, W, s, t; Var m, n; RVar k; f[m, n] = {text};{TILES.format(tile=64)}")
+    factor = torch.where(torch.arange(128) % 2 == 0, s.double().repeat_interleave(64, 1), t.double().repeat_interleave(64, 1))
+    close(run(a, packed(w, 4, torch.uint8), s, t), a.double() @ (w * factor).T, 128)
