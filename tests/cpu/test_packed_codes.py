@@ -120,3 +120,37 @@ def test_factors_that_differ_stay_in_their_products():
     run = dtkernels.compile(f"Func f; In A, W, s, t; Var m, n; RVar k; f[m, n] = {text};{TILES.format(tile=64)}")
     factor = torch.where(torch.arange(128) % 2 == 0, s.double().repeat_interleave(64, 1), t.double().repeat_interleave(64, 1))
     close(run(a, packed(w, 4, torch.uint8), s, t), a.double() @ (w * factor).T, 128)
+
+
+@pytest.mark.parametrize("n, k", [(40, 192), (37, 90), (64, 128)])
+@pytest.mark.parametrize("bits, dtype", [(4, torch.int32), (4, torch.uint8), (2, torch.uint8)], ids=str)
+def test_codes_along_the_columns_are_loaded_once_and_repeated(bits, dtype, n, k):
+    count, most = torch.iinfo(dtype).bits // bits, 2**bits - 1
+    codes = torch.randint(0, most + 1, (k, -(-n // count) * count), generator=GENERATOR)
+    a, s = torch.randn(20, k, generator=GENERATOR).half(), (torch.rand(n, generator=GENERATOR) / 8).half()
+    run = product(f"A[m, k], (((W[k, n / {count}] >> ({bits} * (n % {count}))) & {most}) - 1) * s[n]", 32)
+    close(run(a, packed(codes, bits, dtype), s), a.double() @ ((codes[:, :n] - 1) * s.double()), k)
+    assert f"[TILE_k, {32 // count}, {count}]" in run.source and f"(n // {count})" not in run.source
+
+
+@pytest.mark.parametrize("k", [128, 208, 90])
+@pytest.mark.parametrize("tile", [64, 128])
+def test_scales_of_groups_shorter_than_a_step(tile, k):
+    codes, s = torch.randint(0, 16, (40, 208), generator=GENERATOR)[:, :k], torch.rand(40, -(-k // 16), generator=GENERATOR).half()
+    a = torch.randn(20, k, generator=GENERATOR).half()
+    run = product("A[m, k], (((W[n, k // 2] >> (4 * (k % 2))) & 15) - 8) * s[n, k / 16]", tile)
+    want = a.double() @ ((codes - 8) * s.double().repeat_interleave(16, 1)[:, :k]).T
+    close(run(a, packed(codes, 4, torch.uint8), s), want, k)
+    assert "every_second" in run.source and f"[BLOCK_n, {tile // 16}, 8]" in run.source
+    eight = product("A[m, k], W[n, k] * s[n, k / 16]", tile)
+    w = torch.randint(-128, 128, (40, k), generator=GENERATOR).to(torch.int8)
+    close(eight(a, w, s), a.double() @ (w.double() * s.double().repeat_interleave(16, 1)[:, :k]).T, k)
+    assert f"[BLOCK_n, {tile // 16}, 16]" in eight.source
+
+
+def test_codes_without_an_offset_past_the_end_of_a_sum():
+    """The last pack holds codes past the end, which the other operand alone must not meet."""
+    codes = torch.randint(1, 16, (40, 96), generator=GENERATOR)
+    a = torch.rand(20, 90, generator=GENERATOR).half()
+    run = product("exp(A[m, k]), (W[n, k // 8] >> (4 * (k % 8))) & 15", 32, inputs="A, W")
+    close(run(a, packed(codes, 4, torch.int32)), a.double().exp() @ codes[:, :90].double().T, 90)

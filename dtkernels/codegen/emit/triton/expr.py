@@ -22,6 +22,7 @@ from ...ir.nest import (
     Local,
     Op,
     Position,
+    Repeat,
     Scalar,
     ScaleFactor,
     Size,
@@ -95,6 +96,10 @@ class ExpressionPrinter:
             case Every(arg, axis, group):
                 whole = tuple(a for a in arg.axes if a != axis) + (axis,)
                 return self.arrange(self._every(self.text(arg, whole), tile), (*whole[:-1], group), order), _ATOM
+            case Repeat(arg, axis, group):
+                whole = tuple(a for a in (*order, *sorted(nest.axes_of(arg), key=lambda a: a.name)) if a in nest.axes_of(arg) - {group})
+                whole = (*dict.fromkeys(whole), *([] if group.scalar else [group]))
+                return self.arrange(self._repeat(self.text(arg, whole), tile, whole), (*(a for a in whole if a != group), axis), order), _ATOM
         own = tuple(a for a in order if a in nest.axes_of(tile))
         if isinstance(tile, Guard):
             text, strength = self._guard(tile, own)
@@ -311,6 +316,11 @@ class ExpressionPrinter:
         while count > 1:
             text, count, part = f"every_second({text}, {part % 2})", count // 2, part // 2
         return text
+
+    def _repeat(self, text: str, tile: Repeat, axes: tuple[Axis, ...]) -> str:
+        """Return ``text``, whose last dimension is the group's, with each of its elements several times."""
+        others, count = [self.step_of(a) for a in axes if a != tile.group], tile.axis.tile // tile.group.tile
+        return f"tl.reshape(tl.broadcast_to({text}[{', '.join(':' for _ in axes)}, None], [{', '.join([*others, str(tile.group.tile), str(count)])}]), [{', '.join([*others, self.step_of(tile.axis)])}])"
 
     def converted(self, name: str, dtype: str) -> str:
         """Return what a load gave in another dtype; float8 is its bits where the GPU has no such numbers."""

@@ -321,6 +321,8 @@ class _KernelPrinter:
         if start in ("block", "block+loop") and (self.blocks[axis.label] != 1 or axis.padded):
             base = f"block_{axis.label} * {self.block(axis.label)}"
             base += f" + {axis.name}_start" if start == "block+loop" else f" + {axis.offset}" if axis.offset else ""
+        if axis.every > 1 and start == "block":
+            base = f"block_{axis.label} * ({self.block(axis.label)} // {axis.every})"
         if axis in self.started and not axis.scalar and start != "loop":
             self.line(depth, f"{self.first(axis)} = {base}")
             base = self.first(axis)

@@ -61,11 +61,16 @@ MOST_EXACT = 2**20  #: float32 holds sums of these exactly
 
 def read_packed_once(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Split sums over packed elements by their place in the pack, and load once what a step of a loop has in common."""
+    return replace(kernel, body=tuple(_loops(kernel.body, kernel, known_values(kernel))))
+
+
+def known_values(kernel: Kernel) -> dict[str, Tile | None]:
+    """Return what names stand for; None for one that stands for several."""
     known: dict[str, Tile | None] = {}
     for s in nest.statements(kernel.body):
         if isinstance(s, Let):
             known[s.name] = None if s.name in known else s.value
-    return replace(kernel, body=tuple(_loops(kernel.body, kernel, known)))
+    return known
 
 
 def _loops(body: tuple[Statement, ...], kernel: Kernel, known: dict[str, Tile | None]) -> Iterator[Statement]:
@@ -73,7 +78,7 @@ def _loops(body: tuple[Statement, ...], kernel: Kernel, known: dict[str, Tile | 
     for s in body:
         if not isinstance(s, Loop):
             yield s
-        elif s.axis.tile > 1 and s.reduces and s.within == "extent" and _starts_at_steps(s.begin, s.axis, known):
+        elif s.axis.tile > 1 and s.reduces and s.within == "extent" and starts_at_steps(s.begin, s.axis, known):
             shared = _shared(s.body, s.axis)
             found = _split(shared, s.axis, kernel)
             split |= {s.axis.label} if found != shared else set()
@@ -83,7 +88,7 @@ def _loops(body: tuple[Statement, ...], kernel: Kernel, known: dict[str, Tile | 
             yield replace(s, body=tuple(_loops(s.body, kernel, known)))
 
 
-def _starts_at_steps(begin: Tile | None, axis: Axis, known: dict[str, Tile | None]) -> bool:
+def starts_at_steps(begin: Tile | None, axis: Axis, known: dict[str, Tile | None]) -> bool:
     """Return whether a loop begins at a multiple of its step."""
     match begin:
         case None:
@@ -93,11 +98,11 @@ def _starts_at_steps(begin: Tile | None, axis: Axis, known: dict[str, Tile | Non
         case Step(own):
             return own.tile == axis.tile
         case Local(name):
-            return known.get(name) is not None and _starts_at_steps(known[name], axis, known)
+            return known.get(name) is not None and starts_at_steps(known[name], axis, known)
         case Op("*", args):
-            return any(_starts_at_steps(a, axis, known) for a in args)
+            return any(starts_at_steps(a, axis, known) for a in args)
         case Op("max" | "min" | "+" | "maximum" | "minimum", args):
-            return all(_starts_at_steps(a, axis, known) for a in args)
+            return all(starts_at_steps(a, axis, known) for a in args)
     return False
 
 
