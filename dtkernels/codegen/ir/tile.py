@@ -279,7 +279,7 @@ class Every(Tile):
 class Repeat(Tile):
     """What is loaded along ``group``, each element as often as ``axis`` has elements for it."""
 
-    arg: Local | Repeat | Guard
+    arg: Tile
     axis: Axis
     group: Axis
 

@@ -118,7 +118,6 @@ def size_sources(algorithm: Algorithm) -> dict[str, Source]:
 
 def _codes(algorithm: Algorithm) -> tuple[str, ...]:
     from ...codegen.analysis.dtype_propagation import operand_inputs, value_inputs
-
     from ...lang import expr as ex
 
     values, whole = value_inputs(algorithm, algorithm.inputs), algorithm.integer_inputs()

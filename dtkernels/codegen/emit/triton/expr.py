@@ -320,7 +320,8 @@ class ExpressionPrinter:
     def _repeat(self, text: str, tile: Repeat, axes: tuple[Axis, ...]) -> str:
         """Return ``text``, whose last dimension is the group's, with each of its elements several times."""
         others, count = [self.step_of(a) for a in axes if a != tile.group], tile.axis.tile // tile.group.tile
-        return f"tl.reshape(tl.broadcast_to({text}[{', '.join(':' for _ in axes)}, None], [{', '.join([*others, str(tile.group.tile), str(count)])}]), [{', '.join([*others, self.step_of(tile.axis)])}])"
+        many, whole = ", ".join([*others, str(tile.group.tile), str(count)]), ", ".join([*others, self.step_of(tile.axis)])
+        return f"tl.reshape(tl.broadcast_to({text}[{', '.join(':' for _ in axes)}, None], [{many}]), [{whole}])"
 
     def converted(self, name: str, dtype: str) -> str:
         """Return what a load gave in another dtype; float8 is its bits where the GPU has no such numbers."""

@@ -20,9 +20,12 @@ results come closer to the exact ones.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
-from ...ir.nest import Accumulator, Assign, Kernel, Local, Loop, Op, Statement, Tile, TileDot, axes_of, is_load, names_in
+from ...ir.nest import Accumulator, Assign, Axis, Kernel, Local, Loop, Op, Statement, Tile, TileDot, Valued, axes_of, is_load, names_in
 from ...lower.schedule_options import KernelOptions
 
 FEWER = 2  #: elements of the operand for each sum, at least
@@ -42,21 +45,32 @@ def _bodies(body: tuple[Statement, ...], taken: set[str]) -> tuple[Statement, ..
     return tuple(found)
 
 
+class _Scaled(NamedTuple):
+    """A product that is added up, without its factor; how many elements were multiplied by that."""
+
+    dot: TileDot
+    factor: Tile
+    elements: int
+
+
 def _step(body: tuple[Statement, ...], taken: set[str]) -> tuple[Statement, ...]:
     """Return one step with the products of each sum that have a factor in common."""
+    if any(isinstance(s, Loop) for s in body):
+        return body
     loaded = {s.name for s in body if is_load(s)}
     for name in dict.fromkeys(s.name for s in body if isinstance(s, Assign)):
         own = [i for i, s in enumerate(body) if isinstance(s, Assign) and s.name == name]
-        parts = [_split(body[i], loaded) for i in own]
-        factors = {factor for _, factor in filter(None, parts)}
-        if not all(parts) or len(factors) != 1 or _reads(body, name) != len(own) or not _pays([p[0] for p in parts if p]):
+        parts = [part for i in own if (part := _split(body[i], loaded)) is not None]
+        reads = sum(isinstance(n, Local) and n.name == name for s in body if isinstance(s, Valued) for n in s.value.walk())
+        if len(parts) != len(own) or reads != len(own) or len({p.factor for p in parts}) != 1:
             continue
-        (factor,) = factors
+        if not 0 < FEWER * _size(axes_of(parts[0].dot)) <= sum(p.elements for p in parts):
+            continue
         step = f"{name}_step"
         while step in taken:
             step += "_"
         taken.add(step)
-        body = _rewritten(body, own, step, [p[0] for p in parts if p], factor)
+        body = _rewritten(body, own, step, [p.dot for p in parts], parts[0].factor)
     return body
 
 
@@ -76,42 +90,26 @@ def _rewritten(body: tuple[Statement, ...], own: list[int], step: str, dots: lis
     return tuple(found)
 
 
-def _split(s: Statement, loaded: set[str]) -> tuple[TileDot, Tile] | None:
-    """Return the product without its factor, and the factor: of what the step loads, the same for all its terms."""
+def _split(s: Statement, loaded: set[str]) -> _Scaled | None:
+    """Return a product that a sum adds without its factor: of what the step loads, the same for all terms."""
     match s:
         case Assign(name, axes, Op("+", (Local(own), TileDot() as dot))) if own == name and not axes_of(dot) - {*axes}:
-            for side in ("left", "right"):
-                match getattr(dot, side):
-                    case Op("*", pair):
-                        for value, factor in (pair, pair[::-1]):
-                            names = {n.name for n in factor.walk() if isinstance(n, Local)}
-                            if names & loaded and not axes_of(factor) & {*dot.axes} and {*dot.axes} <= axes_of(value) and axes_of(value) == axes_of(getattr(dot, side)):
-                                return replace(dot, **{side: value}), factor
+            for side in (dot.left, dot.right):
+                for value, factor in _factors(side, dot.axes):
+                    if any(isinstance(n, Local) and n.name in loaded for n in factor.walk()):
+                        made = replace(dot, left=value) if side is dot.left else replace(dot, right=value)
+                        return _Scaled(made, factor, _size(axes_of(side)))
     return None
 
 
-def _reads(body: tuple[Statement, ...], name: str) -> int:
-    """Return how often a step reads a sum."""
-    return sum(isinstance(n, Local) and n.name == name for s in body if not isinstance(s, Loop) for n in _nodes(s)) + sum(10 for s in body if isinstance(s, Loop))
+def _factors(side: Tile, axes: tuple[Axis, ...]) -> Iterator[tuple[Tile, Tile]]:
+    """Yield (the rest, a factor of an operand that is the same along ``axes``)."""
+    match side:
+        case Op("*", (a, b)):
+            for value, factor in ((a, b), (b, a)):
+                if not axes_of(factor) & {*axes} and axes_of(value) == axes_of(side):
+                    yield value, factor
 
 
-def _nodes(s: Statement):
-    return s.value.walk() if hasattr(s, "value") else ()
-
-
-def _pays(dots: list[TileDot]) -> bool:
-    """Return whether the products' sums are fewer than the elements that need no factor."""
-    elements = sum(_size(dot.axes) * _narrow(dot) for dot in dots)
-    return 0 < FEWER * _size(axes_of(dots[0])) <= elements
-
-
-def _narrow(dot: TileDot) -> int:
-    """Return the larger side of a product, which has the factor where that pays."""
-    return max(_size(axes_of(side) - {*dot.axes}) for side in (dot.left, dot.right))
-
-
-def _size(axes) -> int:
-    size = 1
-    for a in axes:
-        size *= a.tile
-    return size
+def _size(axes: Iterable[Axis]) -> int:
+    return math.prod(a.tile for a in axes)
