@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...ir import nest
-from ...ir.nest import Axis, Const, Guard, Index, Kernel, Let, Load, Local, Loop, Op, Position, Repeat, Start, Statement, Tile, is_load
+from ...ir.nest import Axis, Const, Guard, Index, Kernel, Let, Load, Local, Loop, Op, Position, Repeat, Start, Statement, Tile, TileDot, is_load
 from ...lower.schedule_options import KernelOptions
 from .packed_codes import known_values, starts_at_steps
 
@@ -50,6 +50,7 @@ class _Repeats:
     def __init__(self, kernel: Kernel):
         self.kernel, self.known = kernel, known_values(kernel)
         self.taken = nest.names_in(kernel.body) | {s.axis.name for s in nest.statements(kernel.body) if isinstance(s, Loop)} | {*kernel.scalars}
+        self.operands = _part_of_operands(kernel.body)
         self.groups: dict[tuple[Axis, int], Axis] = {}
         self.changed: dict[str, Tile] = {}  #: what a load's name stands for now
 
@@ -71,7 +72,7 @@ class _Repeats:
         """Return a load along the groups, where only they stand in its index, or as it is."""
         load, steps = s.value, dict[Axis, Axis]()
         assert isinstance(load, Load)
-        for at, axis, by in _shared(load, whole):
+        for at, axis, by in _shared(load, whole) if s.name in self.operands else ():
             if axis in s.axes and len(s.axes) <= 2 and load.buffer not in self.kernel.descriptors and self._varies(load, axis) == 1:
                 steps[axis] = self._group(axis, by)
                 load = replace(load, index=tuple(Position(steps[axis]) if i == at else old for i, old in enumerate(load.index)))
@@ -113,6 +114,19 @@ class _Repeats:
             case Op("%", (Position(axis), Const(by))) if any(axis == own and axis.tile % by == 0 for own, _ in self.groups):
                 return Op("%", (Op("-", (Position(axis), Start(axis))), Const(by)))
         return n
+
+
+def _part_of_operands(body: tuple[Statement, ...]) -> frozenset[str]:
+    """Return what operands of products are computed from, but for what stands in an index."""
+    lets = [s for s in nest.statements(body) if isinstance(s, Let)]
+    todo = [side for value in nest.values(body) for n in value.walk() if isinstance(n, TileDot) for side in (n.left, n.right)]
+    found: set[str] = set()
+    while todo:
+        names = {n.name for n in todo.pop().walk() if isinstance(n, Local)} - found
+        found |= names
+        todo += [s.value for s in lets if s.name in names and not isinstance(s.value, Load)]
+    placed = (n.name for s in lets if isinstance(s.value, Load) for i in s.value.index for n in i.walk() if isinstance(n, Local))
+    return frozenset(found - {*placed})
 
 
 def _shared(load: Load, whole: frozenset[Axis]) -> Iterator[tuple[int, Axis, int]]:
