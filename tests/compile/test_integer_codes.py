@@ -100,8 +100,7 @@ def test_every_code_of_8_bits(codes, dtype):
         assert numbers(registers["%1"], dtype) + numbers(registers["%2"], dtype) == want
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("word, bits, less", [("uint8", 4, 8), ("int32", 4, 8), ("int32", 3, 0)])
+@pytest.mark.parametrize("word, bits, less, dtype", [("uint8", 4, 8, torch.bfloat16), ("int32", 4, 8, torch.float16), ("int32", 3, 0, torch.bfloat16)], ids=str)
 def test_every_place_in_a_pack(word, bits, less, dtype):
     count = 8 // bits if word == "uint8" else 8
     name = "bf16" if dtype == torch.bfloat16 else "fp16"

@@ -122,8 +122,8 @@ def test_factors_that_differ_stay_in_their_products():
     close(run(a, packed(w, 4, torch.uint8), s, t), a.double() @ (w * factor).T, 128)
 
 
-@pytest.mark.parametrize("n, k", [(40, 192), (37, 90), (64, 128)])
-@pytest.mark.parametrize("bits, dtype", [(4, torch.int32), (4, torch.uint8), (2, torch.uint8)], ids=str)
+@pytest.mark.parametrize("n, k", [(40, 192), (37, 90)])
+@pytest.mark.parametrize("bits, dtype", [(4, torch.int32), (2, torch.uint8)], ids=str)
 def test_codes_along_the_columns_are_loaded_once_and_repeated(bits, dtype, n, k):
     count, most = torch.iinfo(dtype).bits // bits, 2**bits - 1
     codes = torch.randint(0, most + 1, (k, -(-n // count) * count), generator=GENERATOR)
@@ -133,7 +133,7 @@ def test_codes_along_the_columns_are_loaded_once_and_repeated(bits, dtype, n, k)
     assert f"[TILE_k, {32 // count}, {count}]" in run.source and f"(n // {count})" not in run.source
 
 
-@pytest.mark.parametrize("k", [128, 208, 90])
+@pytest.mark.parametrize("k", [208, 90])
 @pytest.mark.parametrize("tile", [64, 128])
 def test_scales_of_groups_shorter_than_a_step(tile, k):
     codes, s = torch.randint(0, 16, (40, 208), generator=GENERATOR)[:, :k], torch.rand(40, -(-k // 16), generator=GENERATOR).half()
