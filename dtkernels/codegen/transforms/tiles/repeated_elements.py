@@ -22,7 +22,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...ir import nest
-from ...ir.nest import Axis, Const, Guard, Index, Kernel, Let, Load, Local, Loop, Op, Position, Repeat, Start, Statement, Tile, TileDot, is_load
+from ...ir.nest import (
+    Axis,
+    Const,
+    Guard,
+    Index,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Op,
+    Position,
+    Repeat,
+    Start,
+    Statement,
+    Tile,
+    TileDot,
+    is_load,
+)
 from ...lower.schedule_options import KernelOptions
 from .packed_codes import known_values, starts_at_steps
 
