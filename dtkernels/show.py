@@ -109,14 +109,14 @@ class Subject:
         if self.scheduled:
             self.inline = frozenset(self.bound.schedule.fused()) - frozenset(self.outputs)
             self.program = algebra.prepare(self.bound)
-            self.program = replace(self.program, algorithm=self.every_type(self.program.algorithm).typed(self.program.algorithm))
+            self.program = replace(self.program, algorithm=self._typed(self.program.algorithm))
             if not written.program.algorithm.params:  # a primitive without effect in one variant may have one in another
                 check_heeded(self.program)
             self.sizes = self._extents(self.program.algorithm, shape)
         else:
             self.inline = None  # type: ignore[assignment]
             algorithm = algebra.prepare_algorithm(self.bound.algorithm, self.outputs)
-            algorithm = self.every_type(algorithm).typed(algorithm)
+            algorithm = self._typed(algorithm)
             self.sizes = self._extents(algorithm, shape) if wanted is None else self._same_extents(algorithm)
             self.program = Program(algorithm, default_schedule(algorithm, self.outputs, self.sizes, self.types(algorithm), self.target))
 
@@ -196,6 +196,10 @@ class Subject:
     def itemsizes(self) -> dict[str, int]:
         """Return bytes per element of every buffer that is not always float32."""
         return element_bytes(with_operands(self.algorithm, self.program.schedule.subjects()), self.outputs, self.types(self.algorithm))
+
+    def _typed(self, algorithm: Algorithm) -> Algorithm:
+        """Return ``algorithm`` with the inputs that are float8, and those that were said to hold integers."""
+        return replace(self.every_type(algorithm).typed(algorithm), integral=frozenset(t for t, dtype in self.named.items() if dtype in ex.INTEGERS))
 
     def check(self, every: bool = True) -> None:
         """Raise DTError where a kernel exceeds the GPU's resources. ``every=False``: only kernels whose use does not depend on sizes."""

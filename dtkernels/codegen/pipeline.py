@@ -49,6 +49,8 @@ from .transforms.memory.offset_hoisting import hoist_offsets
 from .transforms.memory.tensor_descriptors import use_descriptors, use_pointers
 from .transforms.tiles.dot_scheduling import schedule_dots
 from .transforms.tiles.packed_codes import read_packed_once
+from .transforms.tiles.repeated_elements import repeat_elements
+from .transforms.tiles.step_scales import scale_steps
 from .transforms.tiles.tile_dim_order import order_tile_dims
 from .transforms.tiles.tile_orientation import orient_tiles
 from .transforms.tiles.tile_parts import cut_tiles_into_parts
@@ -79,6 +81,8 @@ NEST_PASSES: tuple[tuple[str, Callable[[Kernel, KernelOptions], Kernel]], ...] =
     ("tile_dim_order", order_tile_dims),
     ("eviction_hints", add_eviction_hints),
     ("packed_codes", read_packed_once),
+    ("repeated_elements", repeat_elements),
+    ("step_scales", scale_steps),
     ("tile_parts", cut_tiles_into_parts),
     ("distinct_names", keep_names_apart),
 )

@@ -38,4 +38,4 @@ def test_other_targets():
     _, text = product(INT4.format(c=2), "bf16,W=uint8,s=bf16", "mi300x")
     assert "prmt" not in text and "v_mfma" in text
     _, text = product(INT4.format(c=2), "fp16,W=uint8,s=fp16", "b200")
-    assert "fma.rn.bf16x2" in text
+    assert "fma.rn.f16x2" in text and "bf16x2" not in text

@@ -72,4 +72,4 @@ def test_a_weight_is_read_in_its_own_dtype():
     program = replace(compiled.prepared, algorithm=replace(compiled.prepared.algorithm, integral=frozenset("W")))
     for uniform in (False, True):
         source = emit(program, "call", uniform=uniform)
-        assert not re.search(r"\bW\.to\((dtype|A_W_dtype)\)(?! if)", source) and re.search(r"W\)?\.to\(A\.dtype\)", source)
+        assert not re.search(r"\bW\.to\((dtype|A_W_dtype)\)(?! if)", source) and "number_of(W, A.dtype, PAIRS, A.dtype)" in source

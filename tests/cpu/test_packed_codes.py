@@ -42,7 +42,7 @@ def test_codes_along_the_sum(bits, dtype, tile, k):
     close(run(a, packed(codes, bits, dtype), s), want, k)
     split = "every_second" in run.source
     assert split == (tile // count >= 16)
-    assert not split or f"bits_of(tl.trans(W), 0, {most}, {most // 2}, PAIRS)" in run.source
+    assert not split or f"bits_of(tl.trans(W), 0, {most}, {most // 2}, PAIRS, A.dtype)" in run.source
 
 
 @pytest.mark.parametrize("more", ["", "f.split(k:3);", "f.split(k:2); f.persistent();", "f.stages(k:3);"])
@@ -89,3 +89,68 @@ def test_scales_of_groups_are_loaded_once_a_step():
     assert "k // 128" not in product("A[m, k], W[n, k] * s[n, k / 128]", 64).source.split("def f(")[0].replace("k_start // 128", "")
     kept = product("A[m, k], W[n, k] * s[n, k / 96]", 64)  # a step may have two
     assert "k // 96" in kept.source
+
+
+@pytest.mark.parametrize("zero", ["z[n, k / 64]", "(((z[n / 2, k / 64] >> (4 * (n % 2))) & 15) + 1)"], ids=["plain", "packed"])
+def test_zero_points_of_groups(zero):
+    codes, zeros = torch.randint(0, 16, (40, 192), generator=GENERATOR), torch.randint(1, 16, (40, 3), generator=GENERATOR)
+    a, s = torch.randn(20, 192, generator=GENERATOR).half(), (torch.rand(40, 3, generator=GENERATOR) / 8).half()
+    run = product(f"A[m, k], ((((W[n, k // 2] >> (4 * (k % 2))) & 15) - {zero}) * s[n, k / 64])", 64, inputs="A, W, s, z")
+    z = packed(zeros - 1, 4, torch.uint8, 0) if "&" in zero else zeros.to(torch.uint8)
+    want = a.double() @ ((codes - zeros.repeat_interleave(64, 1)) * s.double().repeat_interleave(64, 1)).T
+    close(run(a, packed(codes, 4, torch.uint8), s, z), want, 192)
+    assert "f_acc_step" in run.source and "every_second" in run.source
+
+
+@pytest.mark.parametrize("rows, apart", [(16, True), (32, False)])
+def test_a_factor_of_a_step_multiplies_its_sums_where_these_are_fewer(rows, apart):
+    """Of 16 rows and 32 columns a step of 64 has 512 sums and 2048 codes; of 32 rows 1024 sums for 32 terms."""
+    a, s = torch.randn(20, 300, generator=GENERATOR).half(), torch.rand(40, 5, generator=GENERATOR).half()
+    w = torch.randint(-128, 128, (40, 300), generator=GENERATOR).to(torch.int8)
+    run = dtkernels.compile(f"Func f; In A, W, s; Var m, n; RVar k; f[m, n] = rdot(A[m, k], W[n, k] * s[n, k / 64], k); f.block(m:{rows}, n:32); f.tensorize(m:{rows}, n:32, k:{64 if apart else 32});")
+    want = a.double() @ (w.double() * s.double().repeat_interleave(64, 1)[:, :300]).T
+    close(run(a, w, s), want, 300)
+    assert ("f_acc_step" in run.source) == apart
+
+
+def test_factors_that_differ_stay_in_their_products():
+    a, s, t = (torch.randn(*shape, generator=GENERATOR).half() for shape in ((20, 128), (40, 2), (40, 2)))
+    w = torch.randint(0, 16, (40, 128), generator=GENERATOR)
+    text = "rdot(A[m, k], ((W[n, k // 2] >> (4 * (k % 2))) & 15) * where(k % 2 == 0, s[n, k / 64], t[n, k / 64]), k)"
+    run = dtkernels.compile(f"Func f; In A, W, s, t; Var m, n; RVar k; f[m, n] = {text};{TILES.format(tile=64)}")
+    factor = torch.where(torch.arange(128) % 2 == 0, s.double().repeat_interleave(64, 1), t.double().repeat_interleave(64, 1))
+    close(run(a, packed(w, 4, torch.uint8), s, t), a.double() @ (w * factor).T, 128)
+
+
+@pytest.mark.parametrize("n, k", [(40, 192), (37, 90)])
+@pytest.mark.parametrize("bits, dtype", [(4, torch.int32), (2, torch.uint8)], ids=str)
+def test_codes_along_the_columns_are_loaded_once_and_repeated(bits, dtype, n, k):
+    count, most = torch.iinfo(dtype).bits // bits, 2**bits - 1
+    codes = torch.randint(0, most + 1, (k, -(-n // count) * count), generator=GENERATOR)
+    a, s = torch.randn(20, k, generator=GENERATOR).half(), (torch.rand(n, generator=GENERATOR) / 8).half()
+    run = product(f"A[m, k], (((W[k, n / {count}] >> ({bits} * (n % {count}))) & {most}) - 1) * s[n]", 32)
+    close(run(a, packed(codes, bits, dtype), s), a.double() @ ((codes[:, :n] - 1) * s.double()), k)
+    assert f"[TILE_k, {32 // count}, {count}]" in run.source and f"(n // {count})" not in run.source
+
+
+@pytest.mark.parametrize("k", [208, 90])
+@pytest.mark.parametrize("tile", [64, 128])
+def test_scales_of_groups_shorter_than_a_step(tile, k):
+    codes, s = torch.randint(0, 16, (40, 208), generator=GENERATOR)[:, :k], torch.rand(40, -(-k // 16), generator=GENERATOR).half()
+    a = torch.randn(20, k, generator=GENERATOR).half()
+    run = product("A[m, k], (((W[n, k // 2] >> (4 * (k % 2))) & 15) - 8) * s[n, k / 16]", tile)
+    want = a.double() @ ((codes - 8) * s.double().repeat_interleave(16, 1)[:, :k]).T
+    close(run(a, packed(codes, 4, torch.uint8), s), want, k)
+    assert "every_second" in run.source and f"[BLOCK_n, {tile // 16}, 8]" in run.source
+    eight = product("A[m, k], W[n, k] * s[n, k / 16]", tile)
+    w = torch.randint(-128, 128, (40, k), generator=GENERATOR).to(torch.int8)
+    close(eight(a, w, s), a.double() @ (w.double() * s.double().repeat_interleave(16, 1)[:, :k]).T, k)
+    assert f"[BLOCK_n, {tile // 16}, 16]" in eight.source
+
+
+def test_codes_without_an_offset_past_the_end_of_a_sum():
+    """The last pack holds codes past the end, which the other operand alone must not meet."""
+    codes = torch.randint(1, 16, (40, 96), generator=GENERATOR)
+    a = torch.rand(20, 90, generator=GENERATOR).half()
+    run = product("exp(A[m, k]), (W[n, k // 8] >> (4 * (k % 8))) & 15", 32, inputs="A, W")
+    close(run(a, packed(codes, 4, torch.int32)), a.double().exp() @ codes[:, :90].double().T, 90)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ...codegen.analysis.dtype_propagation import operands_only
+from ...codegen.analysis.product_types import BYTES
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
@@ -18,7 +19,7 @@ from ..float32_products import tripled_float32
 from ..problem import SchedulingProblem
 from . import gemm_candidates
 from .gemm_candidates import GemmTile
-from .product_sides import MERGED, MOST_PACKED, NARROW, bytes_of_term, loaded_ahead, main_product, packed, sides
+from .product_sides import CODES, MERGED, MOST_PACKED, NARROW, bytes_of_term, loaded_ahead, main_product, packed, sides
 from .sibling_gemms import each_of, may_be_persistent, picked_rows, products, tiles_read, width
 
 FULL = 8  #: warps of the programs of a persistent product that a multiprocessor holds at once
@@ -26,6 +27,7 @@ CONTIGUOUS = 8  #: a tile of 16 elements that lie side by side takes fewer secto
 TILED = 128  #: extent that fills a tile
 WIDE = 128 * 128  #: elements of the accumulators of the tiles that reach the highest rates
 FEW_ROWS = 16  #: rows or columns beside which codes are converted in small programs
+LINE = 128  #: bytes of a line of memory
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
 
 
@@ -173,7 +175,8 @@ class _Product:
         steps = self._steps(self._tile(tile))
         alone = min(m, n) <= NARROW or self._is_bandwidth_bound(m, n, k, batch)
         waits = min(m, n) <= NARROW and self.shape.itemsize == 2 and self._loose()
-        share = WAITING if waits else 1 if alone or more or len(self.dots) > 1 else 2
+        few = self._codes(m, n)
+        share = WAITING if waits else 2 if few and self._run() else 1 if few or alone or more or len(self.dots) > 1 or self._converts_once(m, n) else 2
         ahead = [loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots] if alone else []
         return self._config(tile, combined(more, *ahead), share)
 
@@ -187,8 +190,10 @@ class _Product:
         bm, bn = min(128, max(16, next_power_of_two(m))), max(16, next_power_of_two(n * len(self.dots)))
         if self._slides():
             return self._sliding_tile(bm, bn), {}
-        if few := self._few_rows_of_codes(m, n):
-            return few, {}
+        if narrow := self._codes(m, n):
+            return self._few_rows_of_codes(m, n, narrow), {}
+        if self._converts_once(m, n):
+            return GemmTile(2 * TILED, TILED, 64, 8, 3), {}  # each code is unpacked once
         if shape.itemsize != 2 or not plain:
             bm, bn = each_of(self.dots, bm, min(256 if shape.itemsize == 2 else 128 * len(self.dots), bn))
             while bm * bn > 64 * 64 and self._blocks(m, n, bm, bn, batch) < shape.target.multiprocessors:
@@ -221,23 +226,44 @@ class _Product:
         deep = 128 if alone and self._width(bm, bn) * 128 * 4 * shape.itemsize <= shape.target.shared_bytes else 64
         return GemmTile(bm, bn, *self._fit_shared_memory(bm, bn, deep, 4 if deep == 128 or bm * bn < 128 * 128 else 3)), {}
 
-    def _few_rows_of_codes(self, m: int, n: int) -> GemmTile | None:
+    def _bytes_of_term(self) -> float:
+        """Return the bytes of memory of the operand that is converted from the fewest."""
+        return min(bytes_of_term(self.shape, self.members, side) for dot in self.dots for side in (dot.left, dot.right))
+
+    def _codes(self, m: int, n: int) -> float:
+        """Return the bytes of an element of an operand that is converted from fewer bytes beside few rows or columns; 0 where there is none."""
+        narrow = self._bytes_of_term()
+        return narrow if self.shape.itemsize == 2 and narrow < 2 and min(m, n) <= FEW_ROWS and len(self.dots) == 1 else 0.0
+
+    def _converts_once(self, m: int, n: int) -> bool:
+        """Return whether a tile of all rows, beside which each code is unpacked once, is worth its size."""
+        return self.shape.itemsize == 2 and len(self.dots) == 1 and TILED < m <= 2 * TILED <= n and self._bytes_of_term() < 1
+
+    def _run(self) -> float:
+        """Return the bytes that codes take along a dimension of the result, where they lie contiguous along that; 0 where it is the sum."""
+        types = dict(self.shape.types.of) if self.shape.types else {}
+        every = (a for side in (self.dot.left, self.dot.right) for a in ex.accesses(side) if a.index and types.get(a.tensor) in CODES and ex.free_labels(side) == ex.free_labels(a))
+        return max((BYTES[types[a.tensor]] / packed(replace(a, index=a.index[-1:])) for a in every if ex.free_labels(a.index[-1]) - {*self.dot.labels}), default=0.0)
+
+    def _few_rows_of_codes(self, m: int, n: int, narrow: float) -> GemmTile:
         """Return a tile for few rows beside an operand that is converted from fewer bytes; as many of these are on the way as of a plain one.
 
-        Programs are small, so that several of a multiprocessor convert while others wait.
+        Programs are small, so that several of a multiprocessor convert while others wait. Where codes lie contiguous along the columns, tiles have whole
+        lines of memory. A step has one scale of a group, and enough elements of each place in a pack for the matrix units.
         """
-        narrow = min(bytes_of_term(self.shape, self.members, side) for dot in self.dots for side in (dot.left, dot.right))
-        if self.shape.itemsize != 2 or narrow >= 2 or min(m, n) > FEW_ROWS or len(self.dots) > 1:
-            return None
-        groups = [d for dot in self.dots for a in ex.accesses(dot) if (d := packed(a)) > MOST_PACKED]  # of scales: a step with one loads it once
-        depth = min([int(128 / min(1.0, narrow)), *(max(64, d) for d in groups)])
-        small = max(16, next_power_of_two(min(m, n)))
-        each = int(depth * (64 * narrow + small * self.shape.itemsize))
-        return GemmTile(*((small, 64) if m <= n else (64, small)), depth, 4, max(2, min(5, self.shape.target.shared_bytes // 2 // each)))
+        sizes = [packed(a) for dot in self.dots for a in ex.accesses(dot)]
+        run, small = self._run(), max(16, next_power_of_two(min(m, n)))
+        long = 128 if run and 64 * run < LINE else 64
+        depth = max(128, int(128 / min(1.0, narrow)) * 64 // long)
+        depth = max(min([depth, *(max(64, d) for d in sizes if d > MOST_PACKED)]), 16 * max(d for d in sizes if d <= MOST_PACKED))
+        each = int(depth * (long * narrow + small * self.shape.itemsize))
+        return GemmTile(*((small, long) if m <= n else (long, small)), depth, long // 16, max(2, min(5, self.shape.target.shared_bytes // 2 // each)))
 
     def _slides(self) -> bool:
         """Return whether an operand is read in windows along its contiguous dimension, so that elements are loaded one by one."""
-        last = ((a.index[-1], dot) for dot in self.dots for side in (dot.left, dot.right) for a in ex.accesses(side) if a.index)
+        types = dict(self.shape.types.of) if self.shape.types else {}
+        read = ((a, dot) for dot in self.dots for side in (dot.left, dot.right) for a in ex.accesses(side) if a.index)
+        last = ((a.index[-1], dot) for a, dot in read if not (types.get(a.tensor) in ex.INTEGERS and packed(a) > 1))
         return any(not isinstance(i, ex.Label) and ex.free_labels(i) - {*dot.labels} for i, dot in last)
 
     def _sliding_tile(self, bm: int, bn: int) -> GemmTile:

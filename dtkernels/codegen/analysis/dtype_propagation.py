@@ -46,6 +46,22 @@ def product_inputs(algorithm: Algorithm) -> frozenset[str]:
     )
 
 
+def operand_inputs(algorithm: Algorithm) -> tuple[str, ...]:
+    """Return the inputs whose elements are part of an operand of a product, directly or through Funcs: not in an index, nor in a condition."""
+    todo = [side for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot) for side in (n.left, n.right)]
+    found: dict[str, None] = {}
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ex.Access):
+            todo += [algorithm[node.tensor].expr] if node.tensor in algorithm and node.tensor not in found else []
+            found[node.tensor] = None
+        elif isinstance(node, ex.Call) and node.fn == "where":
+            todo += node.args[1:]
+        elif not (isinstance(node, ex.Binary) and node.op in (*ex.COMPARISONS, "and", "or")):
+            todo += node.children()
+    return tuple(t for t in algorithm.inputs if t in found)
+
+
 def _uses(expr: ex.Expr, within: bool, compared: bool) -> Iterator[tuple[ex.Access, bool, bool]]:
     """Yield each access in ``expr``, whether it is inside an operand of a product, and whether it needs more than its truth value."""
     if isinstance(expr, ex.Access):

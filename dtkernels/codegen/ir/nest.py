@@ -2,7 +2,7 @@
 
     Kernel    = grid of block labels, body of statements
     Statement = Index | Loop | Let | Accumulator | Assign | Store | Put | Barrier
-    Tile      = Const | Scalar | Size | Position | Start | BlockNumber | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot | Every | TileScan
+    Tile      = Const | Scalar | Size | Position | Start | BlockNumber | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot | Every | Repeat | TileScan
 
 A tile is a value over a set of axes; an axis is a label that advances by several elements at once. Nothing here depends on a GPU or on a
 syntax; the printers do.
@@ -27,6 +27,7 @@ from .tile import (  # noqa: F401 (the grammar is one: its expressions are impor
     Local,
     Op,
     Position,
+    Repeat,
     Scalar,
     ScaleFactor,
     Size,

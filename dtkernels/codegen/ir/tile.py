@@ -276,6 +276,18 @@ class Every(Tile):
 
 
 @dataclass(frozen=True)
+class Repeat(Tile):
+    """What is loaded along ``group``, each element as often as ``axis`` has elements for it."""
+
+    arg: Tile
+    axis: Axis
+    group: Axis
+
+    def __str__(self) -> str:
+        return f"repeat({self.arg}, {self.axis.tile // self.group.tile})"
+
+
+@dataclass(frozen=True)
 class TileScan(Tile):
     """Partial results along ``axis``: of one argument for sum, prod, max and min, of two for recur, ``h = args[0] * h + args[1]``."""
 
@@ -300,6 +312,8 @@ def axes_of(tile: Tile) -> frozenset[Axis]:
             return axes_of(arg) - frozenset(axes)
         case Every(arg, axis, group):
             return axes_of(arg) - {axis} | {group}
+        case Repeat(arg, axis, group):
+            return axes_of(arg) - {group} | {axis}
         case TileDot(left, right, axes):
             return (axes_of(left) | axes_of(right)) - frozenset(axes)
     return frozenset().union(*(axes_of(c) for c in tile.children()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...lang.expr import BOOLEAN, COMPARISONS, INTEGERS
-from .nest import BlockNumber, Const, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileReduce
+from .nest import BlockNumber, Const, Guard, Load, Local, Op, Position, Repeat, Scalar, Size, Start, Step, Tile, TileReduce
 
 _ARITHMETIC = frozenset({"+", "-", "*", "/", "//", "%", "<<", "neg", "abs", "maximum", "minimum", "min", "max"})
 
@@ -42,6 +42,10 @@ def is_integer(tile: Tile) -> bool:
             return kind == "integer"
         case Load():
             return tile.whole
+        case Repeat(arg):
+            return is_integer(arg)
+        case Guard(arg, _, neutral):
+            return type(neutral) is int and is_integer(arg)
         case Op("where", (_, a, b)):
             return is_integer(a) and is_integer(b)
         case Op(fn, args):
@@ -68,6 +72,8 @@ def never_negative(tile: Tile) -> bool:
             return True
         case Const(value):
             return value >= 0
+        case Op("-", (Position(axis), Start(own))) if axis == own:
+            return True
         case Op("+" | "*" | "min", args):
             return all(never_negative(a) for a in args)
         case Op("&", args):

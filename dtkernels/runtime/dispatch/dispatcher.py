@@ -128,7 +128,7 @@ class Dispatcher:
 
     def types(self, tensors: dict[str, torch.Tensor]) -> int | InputTypes:
         """Return bytes per element of the inputs, or the dtype of each where products have dtypes of their own."""
-        return input_types(tensors) if self.signature.mixed(tensors) else self.signature.result_dtype(tensors).itemsize
+        return input_types(tensors) if self.signature.typed(tensors) else self.signature.result_dtype(tensors).itemsize
 
     def _first(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[Route, list[torch.Tensor]]:
         on_gpu = next(iter(tensors.values())).is_cuda and not torch.version.hip

@@ -164,6 +164,7 @@ def _signature(data: dict) -> Signature:
         Outline.read(data["outline"]) if "outline" in data else None,
         tuple(data.get("written", ())),
         tuple(map(_source, data.get("agree", ()))),
+        tuple(data.get("codes", ())),
     )
 
 
@@ -173,4 +174,4 @@ def _source(data: Any) -> Any:
 
 def _as_json(signature: Signature) -> dict:
     """Convert a signature for JSON."""
-    return {name: value for name, value in vars(signature).items() if value or name not in ("leaders", "firsts", "outline", "written", "agree")}
+    return {name: value for name, value in vars(signature).items() if value or name not in ("leaders", "firsts", "outline", "written", "agree", "codes")}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ...autoschedule.cost.outline import Outline
-from ..torch_support.dtypes import DTYPE_NAMES, FLOAT8_NAMES
+from ..torch_support.dtypes import DTYPE_NAMES, FLOAT8_NAMES, INTEGER_DTYPES
 
 if TYPE_CHECKING:
     from ...algebra.autodiff.gradient import Gradient
@@ -35,6 +35,7 @@ class Signature:
     outline: Outline | None = None  #: what the cost model needs of the algorithm
     written: tuple[str, ...] = ()  #: inputs that a call changes, in the order of the results that they are
     agree: tuple[tuple[str, Source], ...] = ()  #: formulas that labels with another source, or another formula, must agree with
+    codes: tuple[str, ...] = ()  #: inputs that products take converted, as they do integers of few bits
 
     @staticmethod
     def of(algorithm: Algorithm, called: tuple[str, ...] = ()) -> Signature:
@@ -50,7 +51,7 @@ class Signature:
         rows = {label: found for label in firsts if (found := collapsible_label(algorithm, label)) is not None}
         own = Signature(
             inputs, algorithm.scalars, tuple(value_inputs(algorithm, list(inputs))), sizes, rows, precise, outline=Outline.of(algorithm),
-            written=tuple(algorithm.written.values()), agree=_agreeing(algorithm, sizes),
+            written=tuple(algorithm.written.values()), agree=_agreeing(algorithm, sizes), codes=_codes(algorithm),
         )  # fmt: skip
         if not called:
             return own
@@ -68,6 +69,10 @@ class Signature:
     def mixed(self, tensors: dict[str, torch.Tensor]) -> bool:
         """Tell whether the algorithm has products and the inputs that enter the results differ in dtype, or any input is in float8."""
         return self.precise and len({tensors[n].dtype for n in self.values if n in tensors}) > 1 or any(t.dtype in FLOAT8_NAMES for t in tensors.values())
+
+    def typed(self, tensors: dict[str, torch.Tensor]) -> bool:
+        """Tell whether schedules depend on the dtype of each input: they differ, or products take integers that are converted."""
+        return self.mixed(tensors) or any(t in tensors and tensors[t].dtype in INTEGER_DTYPES for t in self.codes)
 
 
 class Halves(NamedTuple):
@@ -109,6 +114,16 @@ def size_sources(algorithm: Algorithm) -> dict[str, Source]:
         elif formulas := algorithm.extent_formulas(label):
             found[label] = source_of(formulas[0])
     return found
+
+
+def _codes(algorithm: Algorithm) -> tuple[str, ...]:
+    from ...codegen.analysis.dtype_propagation import operand_inputs, value_inputs
+    from ...lang import expr as ex
+
+    values, whole = value_inputs(algorithm, algorithm.inputs), algorithm.integer_inputs()
+    casts = {n.arg.tensor for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Cast) and isinstance(n.arg, ex.Access)}
+    computed = dict(algorithm.stands_for)  # of floating-point numbers
+    return tuple(t for t in operand_inputs(algorithm) if t not in values and (t in whole or t in casts) and t not in computed)
 
 
 def _agreeing(algorithm: Algorithm, sizes: dict[str, Source]) -> tuple[tuple[str, Source], ...]:

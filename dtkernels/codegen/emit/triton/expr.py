@@ -22,6 +22,7 @@ from ...ir.nest import (
     Local,
     Op,
     Position,
+    Repeat,
     Scalar,
     ScaleFactor,
     Size,
@@ -57,6 +58,8 @@ class ExpressionPrinter:
         self.start_of, self.step_of, self.size_of = start_of, step_of, size_of
         self.block_of: Callable[[str], str] = lambda label: f"block_{label}"
         self.float8 = operands.algorithm.float8_buffers
+        self.integral = operands.algorithm.integral
+        self.product = ""  #: the dtype of the product whose operand is printed
         self.helpers: set[str] = set()
 
     def text(self, tile: Tile, order: tuple[Axis, ...]) -> str:
@@ -93,6 +96,10 @@ class ExpressionPrinter:
             case Every(arg, axis, group):
                 whole = tuple(a for a in arg.axes if a != axis) + (axis,)
                 return self.arrange(self._every(self.text(arg, whole), tile), (*whole[:-1], group), order), _ATOM
+            case Repeat(arg, axis, group):
+                whole = tuple(a for a in (*order, *sorted(nest.axes_of(arg), key=lambda a: a.name)) if a in nest.axes_of(arg) - {group})
+                whole = (*dict.fromkeys(whole), *([] if group.scalar else [group]))
+                return self.arrange(self._repeat(self.text(arg, whole), tile, whole), (*(a for a in whole if a != group), axis), order), _ATOM
         own = tuple(a for a in order if a in nest.axes_of(tile))
         if isinstance(tile, Guard):
             text, strength = self._guard(tile, own)
@@ -163,7 +170,7 @@ class ExpressionPrinter:
         if fn in ON_NUMBERS:
             return CALLS[fn].format(*(self._number(a, order) for a in args)), _ATOM
         first = self._truth(args[0], order) if fn == "where" else self._float(args[0], order, fn)
-        return CALLS[fn].format(_bare(first), *(self.text(a, order) for a in args[1:])), _ATOM
+        return CALLS[fn].format(_bare(first), *(self.text(a, order) for a in args[1:]), self.product or "tl.float32"), _ATOM  # the last for "bits" alone
 
     def _cast(self, tile: Tile, dtype: str, order: tuple[Axis, ...]) -> str:
         """Rounded to ``dtype``, as float32; integers by way of float32, since the interpreter takes their bits for a bfloat16."""
@@ -289,6 +296,13 @@ class ExpressionPrinter:
         if self._needs_no_conversion(tile, kind):
             return self.arrange(tile.name, tile.axes, order)
         dtype = f"{other.name}.dtype" if self._needs_no_conversion(other, kind) else self._type(kind)
+        before, self.product = self.product, dtype
+        try:
+            return self._converted_operand(tile, dtype, order)
+        finally:
+            self.product = before
+
+    def _converted_operand(self, tile: Tile, dtype: str, order: tuple[Axis, ...]) -> str:
         if isinstance(tile, Local) and tile.name in self.raw and tile.kind == "number":
             return self.arrange(self.converted(tile.name, dtype), tile.axes, order)
         if is_integer(tile):  # the interpreter takes the bits of integers for those of a bfloat16
@@ -303,10 +317,21 @@ class ExpressionPrinter:
             text, count, part = f"every_second({text}, {part % 2})", count // 2, part // 2
         return text
 
+    def _repeat(self, text: str, tile: Repeat, axes: tuple[Axis, ...]) -> str:
+        """Return ``text``, whose last dimension is the group's, with each of its elements several times."""
+        others, count = [self.step_of(a) for a in axes if a != tile.group], tile.axis.tile // tile.group.tile
+        many, whole = ", ".join([*others, str(tile.group.tile), str(count)]), ", ".join([*others, self.step_of(tile.axis)])
+        return f"tl.reshape(tl.broadcast_to({text}[{', '.join(':' for _ in axes)}, None], [{many}]), [{whole}])"
+
     def converted(self, name: str, dtype: str) -> str:
         """Return what a load gave in another dtype; float8 is its bits where the GPU has no such numbers."""
-        form = self.float8.get(self.loads[name].buffer)
-        return f"{name}.to({dtype})" if form is None else self.from_float8(form, name, dtype)
+        buffer = self.loads[name].buffer
+        if (form := self.float8.get(buffer)) is not None:
+            return self.from_float8(form, name, dtype)
+        if buffer in self.integral and self.product:
+            self.helpers.add("number_of")
+            return f"number_of({name}, {dtype}, PAIRS, {self.product})"
+        return f"{name}.to({dtype})"
 
     def from_float8(self, form: str, text: str, dtype: str) -> str:
         """Return ``text``, loaded elements in the float8 dtype ``form``, in another dtype."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from ....lang.expr import FLOAT8
-from . import exp2_emulation
+from . import exp2_emulation, integer_codes
 
 #: function -> its Triton expression
 CALLS = {
@@ -22,7 +22,7 @@ CALLS = {
     "floor_to_int": "floor_to_int({0})", "ceil_to_int": "ceil_to_int({0})",
     "random": "random_uniform({0}, {1}, {2}, {3}, {4}, {5})", "normal": "random_normal({0}, {1}, {2}, {3}, {4}, {5})",
     "key": "order_key({0}, {1})", "place": "place_of_key({0})", "largest_key": "tl.maximum({0}, {1})", "wide": "tl.cast({0}, tl.int64)",
-    "bits": "bits_of({0}, {1}, {2}, {3}, PAIRS)",
+    "bits": "bits_of({0}, {1}, {2}, {3}, PAIRS, {4})",
     "sin": "tl.sin({0})", "cos": "tl.cos({0})", "ceil": "tl.ceil({0})", "pow": "float_power({0}, {1})",
     "log1p": "log_of_1_plus({0})", "expm1": "exp_minus_1({0})", "round": "round_half_even({0})", "trunc": "round_toward_zero({0})",
     "sign": "sign_of({0})", "isnan": "is_nan({0})", "isinf": "is_infinite({0})", "isfinite": "is_finite({0})",
@@ -59,30 +59,6 @@ def every_second(tile, first: tl.constexpr):
         pairs = tl.reshape(tile, [tile.shape[0], tile.shape[1] // 2, 2])
     even, odd = tl.split(pairs)
     return odd if first else even
-""",
-    "bits_of": """
-@triton.jit
-def bits_of(codes, shift: tl.constexpr, mask: tl.constexpr, less: tl.constexpr, pairs: tl.constexpr):
-    # ((codes >> shift) & mask) - less as float32, both 127 at most; 128 + n in bfloat16 has n in its last bits
-    if pairs and (codes.dtype.primitive_bitwidth == 8 and mask << shift < 256):
-        return tl.inline_asm_elementwise(
-            f\"\"\"{{
-            .reg .b32 a, b, one, less;
-            mov.b32 one, 0x3F803F80;
-            mov.b32 less, {(0xC300 + less) * 65537};
-            prmt.b32 a, $2, 0, 0x4140;
-            prmt.b32 b, $2, 0, 0x4342;
-            shr.b32 a, a, {shift};
-            shr.b32 b, b, {shift};
-            lop3.b32 a, a, {mask * 65537}, 0x43004300, 0xEA;
-            lop3.b32 b, b, {mask * 65537}, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $0, a, one, less;
-            fma.rn.bf16x2 $1, b, one, less;
-            }}\"\"\", "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4,
-        ).to(tl.float32)
-    else:
-        bits = codes.to(tl.int32) if codes.dtype.primitive_bitwidth < 32 else codes
-        return (((bits >> shift) & mask) - less).to(tl.float32)
 """,
     "floor_divide": """
 @triton.jit
@@ -300,6 +276,7 @@ def round_to_{name}(x, native: tl.constexpr):
         for name in FLOAT8
     },
     **exp2_emulation.HELPERS,
+    **integer_codes.HELPERS,
 }
 
 #: function -> the helper that its expression calls

@@ -47,7 +47,7 @@ from ...ir.nest import (
     values,
 )
 from ...ir.value_type import overflowing_integers
-from . import exp2_emulation
+from . import exp2_emulation, integer_codes
 from .dependent_launch import before_stores, head, tail
 from .expr import ExpressionPrinter
 from .grid import BEFORE, grid_lines, grid_size
@@ -204,7 +204,7 @@ class _KernelPrinter:
             text.constants.append(("ON_GPU", f'{names[0]}.device.type != "cpu"'))
         if self.expr.helpers & exp2_emulation.HELPERS.keys():
             text.constants.append(("EXP_DEGREE", f"exp_degree({names[0]}, dtype)"))
-        if "bits_of" in self.expr.helpers:
+        if self.expr.helpers & integer_codes.HELPERS.keys():
             text.constants.append(("PAIRS", f"converts_pairs({names[0]})"))
         if has_matrix_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
@@ -321,6 +321,8 @@ class _KernelPrinter:
         if start in ("block", "block+loop") and (self.blocks[axis.label] != 1 or axis.padded):
             base = f"block_{axis.label} * {self.block(axis.label)}"
             base += f" + {axis.name}_start" if start == "block+loop" else f" + {axis.offset}" if axis.offset else ""
+        if axis.every > 1 and start == "block":
+            base = f"block_{axis.label} * ({self.block(axis.label)} // {axis.every})"
         if axis in self.started and not axis.scalar and start != "loop":
             self.line(depth, f"{self.first(axis)} = {base}")
             base = self.first(axis)
@@ -440,13 +442,14 @@ class _KernelPrinter:
 
     def _arithmetic_only(self, loads: dict[str, Load | Fetch]) -> frozenset[str]:
         """Loads widened to float32 at once: all but those that a matrix product takes as they are, or converts itself."""
-        operands = set()
+        operands, codes = set(), set()
         for s in statements(self.kernel.body):
             for n in s.value.walk() if isinstance(s, Valued) else ():
                 if isinstance(n, TileDot):
                     operands |= {side.name for side in map(loaded, (n.left, n.right)) if isinstance(side, Local)}
+                    codes |= {part.name for part in n.walk() if isinstance(part, Local) and part.name in loads and loads[part.name].buffer in self.algorithm.integral}
         kept = self.operands.held.keys() | self.operands.loose | self.algorithm.float8_buffers.keys()
-        widened = (n for n, load in loads.items() if n not in operands or load.buffer not in kept)
+        widened = (n for n, load in loads.items() if n not in codes and (n not in operands or load.buffer not in kept))
         return frozenset(n for n in widened if not getattr(loads[n], "whole", False))
 
 

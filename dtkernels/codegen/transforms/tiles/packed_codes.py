@@ -61,24 +61,34 @@ MOST_EXACT = 2**20  #: float32 holds sums of these exactly
 
 def read_packed_once(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Split sums over packed elements by their place in the pack, and load once what a step of a loop has in common."""
+    return replace(kernel, body=tuple(_loops(kernel.body, kernel, known_values(kernel))))
+
+
+def known_values(kernel: Kernel) -> dict[str, Tile | None]:
+    """Return what names stand for; None for one that stands for several."""
     known: dict[str, Tile | None] = {}
     for s in nest.statements(kernel.body):
         if isinstance(s, Let):
             known[s.name] = None if s.name in known else s.value
-    return replace(kernel, body=tuple(_loops(kernel.body, kernel, known)))
+    return known
 
 
 def _loops(body: tuple[Statement, ...], kernel: Kernel, known: dict[str, Tile | None]) -> Iterator[Statement]:
+    split: set[str] = set()
     for s in body:
         if not isinstance(s, Loop):
             yield s
-        elif s.axis.tile > 1 and s.reduces and s.within == "extent" and _starts_at_steps(s.begin, s.axis, known):
-            yield replace(s, body=_split(_shared(s.body, s.axis), s.axis, kernel))
+        elif s.axis.tile > 1 and s.reduces and s.within == "extent" and starts_at_steps(s.begin, s.axis, known):
+            shared = _shared(s.body, s.axis)
+            found = _split(shared, s.axis, kernel)
+            split |= {s.axis.label} if found != shared else set()
+            once = s.tail and found == shared and s.axis.label in split  # one step, of elements that take more room than packed ones
+            yield replace(s, body=found, options=(*(o for o in s.options if o[0] != "num_stages"), ("num_stages", 1)) if once else s.options)
         else:
             yield replace(s, body=tuple(_loops(s.body, kernel, known)))
 
 
-def _starts_at_steps(begin: Tile | None, axis: Axis, known: dict[str, Tile | None]) -> bool:
+def starts_at_steps(begin: Tile | None, axis: Axis, known: dict[str, Tile | None]) -> bool:
     """Return whether a loop begins at a multiple of its step."""
     match begin:
         case None:
@@ -88,11 +98,11 @@ def _starts_at_steps(begin: Tile | None, axis: Axis, known: dict[str, Tile | Non
         case Step(own):
             return own.tile == axis.tile
         case Local(name):
-            return known.get(name) is not None and _starts_at_steps(known[name], axis, known)
+            return known.get(name) is not None and starts_at_steps(known[name], axis, known)
         case Op("*", args):
-            return any(_starts_at_steps(a, axis, known) for a in args)
+            return any(starts_at_steps(a, axis, known) for a in args)
         case Op("max" | "min" | "+" | "maximum" | "minimum", args):
-            return all(_starts_at_steps(a, axis, known) for a in args)
+            return all(starts_at_steps(a, axis, known) for a in args)
     return False
 
 
@@ -253,9 +263,21 @@ def _in_floats(tile: Tile, packed: set[str]) -> Tile:
             if isinstance(own, Op) and own.fn == "bits" and own.args[3] == Const(0) and fn == "-" and 0 <= value <= FEW_BITS:
                 return Op("bits", (*own.args[:3], Const(value)))
             return Op(fn, (own, Const(value)))
+        case Op("+" | "-" as fn, (left, right)) if is_integer(tile) and _few_bits(right) and (own := _in_floats(left, packed)) != left:
+            return Op(fn, (own, Op("cast:bf16", (right,))))
         case Op("*" | "+" | "-" | "neg" | "cast:fp32" | "cast:bf16" | "cast:fp16") if not is_integer(tile):
             return tile.rebuild(lambda child: _in_floats(child, packed))
     return tile
+
+
+def _few_bits(tile: Tile) -> bool:
+    """Return whether integers are small enough for bfloat16, as zero points are that are packed like codes."""
+    match tile:
+        case Op("&", (_, Const(mask))):
+            return 0 < mask <= FEW_BITS
+        case Op("+", (Op("&", (_, Const(mask))), Const(value))):
+            return 0 < mask and 0 <= value and mask + value <= 2 * FEW_BITS
+    return False
 
 
 def _simple(tile: Tile) -> Tile:
