@@ -110,7 +110,7 @@ def proposals(
 
 def _fusion(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> _Fusion:
     types = None if isinstance(itemsize, int) else itemsize
-    width = BYTES[types.main(algorithm, sizes)] if types else itemsize
+    width = max(2, BYTES[types.main(algorithm, sizes)]) if types else itemsize  # what is not an operand has 16 bits at least
     algorithm = types.typed(algorithm) if types else algorithm
     return _Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, types))  # type: ignore[arg-type]
 

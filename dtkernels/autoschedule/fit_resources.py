@@ -49,7 +49,7 @@ def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int 
     typed = {**typed_buffers(algorithm), **typed_inputs(algorithm)}
     buffers = {t: BYTES[itemsize.operand(wanted)] for t, wanted in typed.items()}
     inputs = {t: BYTES.get(dtype, 8) for t, dtype in itemsize.of}
-    made = {copy: inputs.get(t, 4) for copy, t in copies.items()} | inputs | buffers  # inputs as kernels get them
+    made = {copy: inputs.get(t, 4) for copy, t in copies.items()} | inputs | buffers | dict.fromkeys(algorithm.float8_buffers, 1)  # inputs as kernels get them
     return ElementBytes(itemsize, made | dict.fromkeys(outputs, BYTES[itemsize.result(algorithm)]))
 
 

@@ -31,11 +31,23 @@ def _is_converted(shape: SchedulingProblem, operand: ex.Expr) -> bool:
     e = operand.arg if isinstance(operand, ex.Unary) and operand.op == "-" else operand
     types = OperandTypes(shape.algorithm)
     if any(types.of(dot).float8 for dot in _products(shape, operand)):
-        return False
+        return _is_turned(shape, operand)
     if rows := rows_of(e):
         given = dict(shape.types.of) if shape.types else {}
         return isinstance(e, ex.Access) and rows.tensor in shape.algorithm.inputs and given.get(rows.tensor, "") in NARROW
     return True
+
+
+def _is_turned(shape: SchedulingProblem, operand: ex.Expr) -> bool:
+    """Return whether a float8 operand lies contiguous along no label that its products sum over, and a copy of it would.
+
+    The matrix units read elements of 8 bits along the sum alone: in the loop each step turns its tile round, byte by byte.
+    """
+    if not shape.target.has_float8 or not isinstance(operand, ex.Access) or operand.tensor not in shape.algorithm.inputs:
+        return False
+    summed = {label for dot in _products(shape, operand) for label in dot.labels}
+    copied = [label for label in shape.algorithm.labels if label in ex.free_labels(operand)]
+    return bool(copied) and not ex.free_labels(operand.index[-1]) & summed and copied[-1] in summed
 
 
 def _products(shape: SchedulingProblem, operand: ex.Expr) -> list[ex.Dot]:

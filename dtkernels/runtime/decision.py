@@ -81,7 +81,7 @@ def make_decision(
         why = f"row {candidate.row.title()}, {candidate.distance_text()}, {times(candidate, choice.sizes)}: {_reason(candidate, choice)}"
         schedule = candidate.row.schedule
     else:
-        known = Known(Outline.of(planned.program.algorithm), outputs)
+        known = Known.of(planned.program.algorithm, outputs)
         took = predicted_time(str(planned.program.schedule), known, choice.sizes, ITEMSIZE[dtype], target)
         why = f"default schedule, predicted {took:.4g} us{_anchor_note(planned.asked, choice.sizes)}: {choice.why_no_row()}{_alternatives_note(subject, choice)}"
         schedule = str(planned.program.schedule)

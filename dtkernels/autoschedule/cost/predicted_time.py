@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .coefficients import Rates, RatesOfKinds, rates_of
+from .coefficients import FLOAT8, Rates, RatesOfKinds, rates_of
 from .kernel_config import KernelConfig
 from .kernel_work import KernelPlan, Work, plans
 from .outline import Known
@@ -117,7 +117,8 @@ def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
 
 
 def _rate(work: Work, c: Rates) -> float:
-    return c.ordinary_rate if work.ordinary else c.tripled_rate if work.tripled else c.wide_rate if work.itemsize > 2 else c.rate
+    narrow = c.rate * (FLOAT8 if work.float8 else 1.0)
+    return c.ordinary_rate if work.ordinary else c.tripled_rate if work.tripled else c.wide_rate if work.itemsize > 2 else narrow
 
 
 def _requests(work: Work, c: Rates) -> float:

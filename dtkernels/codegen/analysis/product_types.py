@@ -183,13 +183,15 @@ class InputTypes:
     def main(self, algorithm: Algorithm, sizes: Mapping[str, int]) -> str:
         """Return the dtype that schedules are chosen by: that of the product with the most work, or the results' if there is no product.
 
-        Products in float8 take the schedules of 16 bits.
+        Float8 where all products are in it; where only the largest one is, all take the schedules of 16 bits.
         """
         dots = products(self.typed(algorithm))
         if not dots:
             return self.result(algorithm)
         _, dot, wanted = max(dots, key=lambda found: work(found[1], sizes))
-        return "fp16" if wanted.float8 else self.operand(wanted)
+        if wanted.float8:
+            return wanted.float8 if all(other.float8 for _, _, other in dots) else "fp16"
+        return self.operand(wanted)
 
 
 class ElementBytes(dict[str, int]):
