@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..algebra.operand_types import rows_of
-from ..codegen.analysis.product_types import BYTES, InputTypes
+from ..codegen.analysis.product_types import InputTypes, typed
 from ..codegen.pipeline import lower
 from ..codegen.powers_of_two import next_power_of_two
 from ..codegen.target import Target
@@ -109,10 +109,8 @@ def proposals(
 
 
 def _fusion(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> _Fusion:
-    types = None if isinstance(itemsize, int) else itemsize
-    width = max(2, BYTES[types.main(algorithm, sizes)]) if types else itemsize  # what is not an operand has 16 bits at least
-    algorithm = types.typed(algorithm) if types else algorithm
-    return _Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, types))  # type: ignore[arg-type]
+    algorithm, width = typed(algorithm, sizes, itemsize)
+    return _Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, None if isinstance(itemsize, int) else itemsize))
 
 
 def stated(fused: tuple[Primitive, ...], kernels: dict[str, KernelConfig], compiled: tuple[Primitive, ...]) -> Schedule:

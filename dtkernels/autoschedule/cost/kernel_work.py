@@ -386,13 +386,16 @@ class _Count:
 
     def _promotes(self) -> bool:
         """Return whether each step's sums are added to those in float32 by the cores: the matrix units of compute capability 9.0 keep too few bits."""
-        return self.float8 and self.target.arch == 90
+        return self.float8 and self.target.arch == 90 and not self._approximates()
+
+    def _approximates(self) -> bool:
+        return any(name == "rdot" for c in self.plan.config.choices() for name, _ in c.approximations)
 
     def _float32_products(self) -> tuple[bool, bool, bool, int]:
         """Return what the time of float32 products depends on besides their tile: see ``Work``."""
         if self.itemsize < 4 or not self.plan.products:
             return False, False, False, 0
-        tripled = any(name == "rdot" for c in self.plan.config.choices() for name, _ in c.approximations)
+        tripled = self._approximates()
         crossed = [x for product, _, _ in self.plan.products for x in self.plan.crossed(product)]
         return tripled, bool(crossed), any(self.sizes.get(x, 1) % VECTOR for x in crossed), self._depth()
 

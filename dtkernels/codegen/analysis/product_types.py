@@ -194,6 +194,14 @@ class InputTypes:
         return self.operand(wanted)
 
 
+def typed(algorithm: Algorithm, sizes: Mapping[str, int], types: int | InputTypes) -> tuple[Algorithm, int]:
+    """Return the algorithm with the inputs that are float8 in a call, and the bytes of an element that its schedule and its predicted time go by.
+
+    Beside products in float8 these are 2, of what they make.
+    """
+    return (algorithm, types) if isinstance(types, int) else (types.typed(algorithm), max(2, BYTES[types.main(algorithm, sizes)]))
+
+
 class ElementBytes(dict[str, int]):
     """Bytes an element of each buffer, with the dtypes of the inputs that they follow from."""
 

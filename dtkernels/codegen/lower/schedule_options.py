@@ -60,6 +60,7 @@ class KernelOptions:
     ``f.stage(g)``, ``g`` a Func     rows of a buffer between kernels lie close  its rows start at multiples of 16 bytes, as by ``g.align()``
     ``f.approximate(tanh)``          ``tanh(x)``, exact to float32               the GPU's instruction, exact to 11 bits: for 16-bit results
     ``f.approximate(rdot)``          float32 products in float32                 as three products in TF32 each, where torch's setting is float32
+    the same, of float8 products     added to float32 every 128 terms            added up in the matrix units: about 14 bits on compute capability 9.0
     ``f.approximate(exp:1/4)``       ``exp2(x)``                                 the same, of every 4 one by multiply-adds: exp2_emulation.py
     ``f.unroll(k:2)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, loop_unroll_factor=2):``
     ``f.evict(A:first)``             ``tl.load(A_ptr + ...)``                    ``tl.load(A_ptr + ..., eviction_policy="evict_first")``

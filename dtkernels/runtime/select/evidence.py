@@ -19,7 +19,7 @@ FADES = 2.0  #: distance at which evidence counts 1/e
 SLOWER = 1.5  #: how many times slower than the fastest a schedule is, by the model alone, that no evidence is looked at for
 DOUBT = 0.01  #: part of a time that each unit of distance from the nearest row of its schedule adds
 NEAREST = 6  #: rows whose times bound those of other schedules
-ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "e4m3": 2, "e5m2": 2}  #: of what is not in float8, where products are
+ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
 Sizes = tuple[tuple[str, int], ...]
 
 

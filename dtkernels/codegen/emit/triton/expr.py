@@ -271,7 +271,7 @@ class ExpressionPrinter:
         if older is not None:
             parts.append(self.text(older, rows + columns))
         if kind is not None and kind.float8 and (depth := _depth(dot)) >= FLOAT8_DEPTH:
-            parts.append(f"max_num_imprecise_acc={min(depth, MOST_IMPRECISE)}")
+            parts.append(f"max_num_imprecise_acc={None if 'rdot' in self.approximate else min(depth, MOST_IMPRECISE)}")
         precision = 'EXACT if PRECISION == "ieee" else PRECISION' if "rdot" in self.approximate else "PRECISION"
         return self.arrange(f"tl.dot({', '.join(parts)}, input_precision={precision})", rows + columns, order)
 
