@@ -7,6 +7,7 @@ Conversion in the loop keeps operands from going from memory to the matrix units
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from ..algebra.operand_types import OperandTypes, rows_of
 from ..lang import expr as ex
@@ -59,9 +60,12 @@ def _is_reread(shape: SchedulingProblem, operand: ex.Expr) -> bool:
     return any(_longest(shape, dot, operand) > WHOLE_SIDE for dot in _products(shape, operand))
 
 
-def in_loop(shape: SchedulingProblem) -> float:
-    """Return how much longer than predicted an algorithm takes: one with a long product, long on both sides, that computes an operand in its loop."""
-    dots = (dot for d in shape.algorithm.definitions for dot in shape.dots(d.name) if any(shape.sizes[k] > WHOLE_SIDE for k in dot.labels))
+def in_loop(shape: SchedulingProblem, funcs: Iterable[str] | None = None) -> float:
+    """Return how much longer than predicted an algorithm takes: one with a long product, long on both sides, that computes an operand in its loop.
+
+    ``funcs``: of a single kernel.
+    """
+    dots = (dot for f in funcs or shape.algorithm.funcs for dot in shape.dots(f) if any(shape.sizes[k] > WHOLE_SIDE for k in dot.labels))
     long = (dot for dot in dots if min(_longest(shape, dot, side) for side in (dot.left, dot.right)) > WHOLE_SIDE)
     return IN_LOOP if any(_is_converted(shape, side) for dot in long for side in (dot.left, dot.right)) else 1.0
 

@@ -114,7 +114,7 @@ class KernelConfig(Choices):
     def pieces(self) -> int:
         """Return into how many a tail cuts a block of the last wave."""
         tail = dict(self.tail)
-        return math.prod(size // tail[label] for label, size in self.blocks if label in tail)
+        return math.prod(max(1, size // tail[label]) for label, size in self.blocks if label in tail)
 
     @cached_property
     def added(self) -> dict[str, str]:
