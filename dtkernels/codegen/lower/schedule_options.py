@@ -33,6 +33,7 @@ class LaunchFields(TypedDict):
     num_warps: int
     num_stages: int
     persistent: bool
+    ping_pong: bool
     options: tuple[tuple[str, int], ...]
     block_stages: int
     approximate: tuple[str, ...]
@@ -80,6 +81,8 @@ class KernelOptions:
     ``f.tail(x:64, y:128)``          the last wave of blocks like the others     its blocks cut finer, by a kernel of its own: tail_wave.py
     ``f.stream(k:4)``                the last wave adds up whole sums            four programs a block, and a kernel that merges: tail_wave.py
     ``f.persistent()``               one program a block                         ``for tile_id in tl.range(program, blocks, programs):``
+    ``f.ping_pong()``                consumers share the rows of a block         each of two consumers has blocks of its own: while one stores, the
+                                                                                 other multiplies; in the Gluon backend
     ===============================  ==========================================  ====================================================
 
     ``specialize_warps`` takes 4 warps in Triton's text, and does nothing there in a loop that a mask cuts into several
@@ -119,6 +122,7 @@ class KernelOptions:
             "num_warps": self.warps,
             "num_stages": number(self.root, "num_stages") or 3,
             "persistent": bool(self.schedule.of(self.root, "persistent")),
+            "ping_pong": bool(self.schedule.of(self.root, "ping_pong")),
             "options": tuple(
                 (name, value)
                 for name, value in (("maxnreg", number(self.root, "maxnreg")), ("cluster", number(self.root, "cluster")))
@@ -213,6 +217,9 @@ class KernelOptions:
     def _check_warps(self) -> None:
         """Raise DTError unless the kernel has the 4 warps and descriptor loads that Triton's warp specialization needs; it would silently do nothing."""
         at = self.where("specialize_warps")
+        if (pos := self.where("ping_pong")) is not None and (at is None or self.warps != 8 or not self.schedule.of(self.root, "persistent")):
+            allowed = f"{self.root}.specialize_warps(...), {self.root}.persistent(), {self.root}.num_warps(8) beside it"
+            raise DTError("ping_pong needs two warpgroups that stay for several blocks", found=f"{self.root} without them", allowed=allowed, at=pos)
         if at is None:
             return
         if (warps := self.warps) not in (4, 8, 16):

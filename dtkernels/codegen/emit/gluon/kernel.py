@@ -43,7 +43,8 @@ class GluonPrinter(_KernelPrinter):
     def text(self) -> KernelText:
         base = self.kernel.name.replace("_descriptor", INFIX)
         consumer = self._function(
-            f"{base}_consumer", Consumer(self).lines(), f"Rows WG * {self.share()} on of each block.", "WG: gl.constexpr"
+            f"{base}_consumer", Consumer(self).lines(), "Every second block, from WG on." if self.plan.turns else f"Rows WG * {self.share()} on of each block.",
+            "WG: gl.constexpr",
         )
         producer = self._function(f"{base}_producer", self._producer(), "Brings tiles to where the consumers wait for them.")
         body = self._main(consumer, producer)
@@ -94,7 +95,7 @@ class GluonPrinter(_KernelPrinter):
 
     def shared(self, tile: FetchLet) -> str:
         """Return ``CONSUMERS`` where each consumer has its own rows of a loaded tile, else ''."""
-        return str(self.plan.consumers) if self.plan.rows in tile.value.box and self.plan.consumers > 1 else ""
+        return str(self.plan.consumers) if self.plan.rows in tile.value.box and self.plan.consumers > 1 and not self.plan.turns else ""
 
     def _value(self, name: str) -> str:
         return self.tiles.get(name, name)
@@ -182,7 +183,10 @@ class GluonPrinter(_KernelPrinter):
         for ring in p.rings:
             for tile in ring.tiles:
                 lines.append(self._tiles(tile.name, tile.value, "STAGES" + (f" * {self.shared(tile)}" if self.shared(tile) else "")))
-            starts += self._barriers(ring.name, "STAGES", p.consumers)
+            starts += self._barriers(ring.name, "STAGES", 1 if p.turns else p.consumers)
+        if p.turns:
+            starts += ["    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())", "    for i in gl.static_range(2):",
+                       "        mbarrier.init(turn.index(i), count=1)"]  # fmt: skip
         for buffer, put in self.puts.items():
             lines.append(self._tiles(buffer, put, str(p.consumers)))
         return [*lines, *starts, "    hopper.fence_async_shared()"]

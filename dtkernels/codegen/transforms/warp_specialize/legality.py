@@ -31,8 +31,18 @@ def check_step(step: LoopStep) -> None:
         raise Refused("a tile that is loaded through a descriptor is used outside of products")
 
 
+def _check_turns(p: WarpSpecializedKernel) -> None:
+    """Check that consumers can take blocks in turn: each must know how many steps the blocks of the other have."""
+    if not p.kernel.persistent or not p.last.direct:
+        raise Refused("ping_pong of what is no persistent kernel of products that only add up")
+    if len(p.steps) > 1 or p.last.loop.begin is not None or p.last.loop.end is not None or p.resident:
+        raise Refused("ping_pong of blocks with loops of different lengths, or with tiles that stay")
+
+
 def check_plan(p: WarpSpecializedKernel) -> None:
     """Check a whole plan: dimensions of tiles, reductions, stores, resident tiles and the order of loops. Raises Refused."""
+    if p.turns:
+        _check_turns(p)
     body = (*p.before, *p.resident, *(s for step in p.steps for s in step.loop.body), *p.after)
     for tile in [s.value for s in body if hasattr(s, "value") and not isinstance(s.value, Fetch)] + [
         Local("", s.axes) for s in body if isinstance(s, Accumulator)

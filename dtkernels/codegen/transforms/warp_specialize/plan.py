@@ -74,12 +74,13 @@ class WarpSpecializedKernel:
     rings: tuple[Ring, ...]
     after: tuple[Statement, ...]
     stages: int
+    turns: bool  #: two consumers take whole blocks in turn: the products of one run beside what the other does with its results
     behind: bool  #: chained products overlap the work on the next step's fresh ones; needs registers for both
 
     @property
     def share(self) -> int:
         """Return how many rows one consumer computes."""
-        return self.rows.tile // self.consumers
+        return self.rows.tile if self.turns else self.rows.tile // self.consumers
 
     @property
     def last(self) -> LoopStep:

@@ -1,5 +1,8 @@
 """Plan warp specialization: which nests the Gluon backend takes, and how they are divided into producer, consumers and rings of tiles.
 
+By ``ping_pong`` two consumers take whole blocks in turn instead. Where the loop has direct products alone and every block as many steps, one
+multiplies while the other computes on its results and stores them; each hands the tiles of the ring to the other when it has read its own.
+
 There is one form, whatever the kernel computes. The rows of a block are divided among consumer warpgroups, 64 or 128 each. A producer
 warp loads tiles of a reduction loop into ring buffers in shared memory. The loop may contain
 
@@ -68,7 +71,7 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
         raise Refused("tiles are computed between the loops")
     steps = tuple(_step(s, rows) for s in kernel.body if isinstance(s, Loop))
     resident = tuple(s for s in before if is_fetch(s))
-    behind = runs_behind(steps[-1], consumers, rows.tile // consumers)
+    behind = runs_behind(steps[-1], consumers, rows.tile // (1 if kernel.ping_pong else consumers))
     found = WarpSpecializedKernel(
         kernel,
         rows,
@@ -79,6 +82,7 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
         _rings(steps[-1]),
         after,
         _stages(kernel, loops),
+        kernel.ping_pong,
         behind,
     )
     check_plan(found)
@@ -116,6 +120,10 @@ def _consumers(kernel: Kernel, rows: Axis) -> int:
     count = kernel.num_warps // 4
     if kernel.num_warps % 4 or count not in REGISTERS:
         raise Refused(f"num_warps {kernel.num_warps}; 4, 8 or 16 make whole consumers")
+    if kernel.ping_pong:
+        if count != 2 or rows.tile not in HALF:
+            raise Refused(f"{rows.tile} rows for each of {count} consumers in turn; 64 or 128 for each of 2")
+        return count
     if rows.tile % count or rows.tile // count not in HALF:
         raise Refused(f"{rows.tile} rows for {count} consumers; 64 or 128 each")
     return count
