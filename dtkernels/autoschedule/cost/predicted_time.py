@@ -113,6 +113,8 @@ def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
         loading *= c.passed if config.stages_of and not work.products else 1.0
         return _either(computing, loading, c.inner) * (1 + c.spills * (work.spilled - 1))
     multiplying = work.multiplied / _rate(work, c) * _shape(work, config, c)
+    if config.ping_pong:  # one warpgroup computes while the other multiplies
+        return _either(_either(multiplying, loading, c.inner), computing * c.beside, c.inner) * (1 + c.spills * (work.spilled - 1))
     return (_either(multiplying, loading, c.inner) + computing * c.beside) * (1 + c.spills * (work.spilled - 1))
 
 
@@ -147,7 +149,7 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
     shape *= (c.lone if config.persistent and groups <= 1 else 1.0) * (c.parted if work.parted else 1.0)
     if work.products == 1:
         shape *= c.tall if work.rows > work.columns else c.low if work.rows < GROUP_ROWS <= work.columns else 1.0
-    return shape * (c.specialized if config.specialized else 1.0)
+    return shape * (c.specialized if config.specialized and not config.ping_pong else 1.0)
 
 
 def _tripled_shape(work: Work, config: KernelConfig, c: Rates) -> float:

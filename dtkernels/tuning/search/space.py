@@ -22,6 +22,7 @@ from ...lang.schedule import (
     AccumulateAt,
     Approximate,
     Argument,
+    Bare,
     Evict,
     Grouped,
     Map,
@@ -107,6 +108,7 @@ class Tiling:
             say("specialize_warps", self.specialized)
         fits = all(a.size <= self.block.get(a.label, a.size) for p in self.rest if isinstance(p, Sizes) and p.name == "tail" for a in p.sizes)
         left_out = ("num_warps", "num_stages") + (() if self.persistent and self.descriptor and not self.split and fits else ("tail", "stream"))
+        left_out += () if self.persistent and self.descriptor and self.specialized and self.warps == 8 else ("ping_pong",)
         before = [p for p in self.rest if p.name not in left_out or p.func != self.root and p.name not in ("tail", "stream")]
         return "\n".join(map(str, (*found, *before, Number(self.root, "num_warps", (self.warps,)), Number(self.root, "num_stages", (self.stages,)))))
 
@@ -307,13 +309,15 @@ def _descriptors(t: Tiling, around: Surroundings) -> Dimensions:
     """Use tensor descriptors, with and without warp specialization."""
     if not around.tma or not around.product:
         return
-    others, loose = tuple(p for p in t.rest if p.name != "stage"), around.loose()
+    others, loose = tuple(p for p in t.rest if p.name not in ("stage", "ping_pong")), around.loose()
     ways = [(), around.tensors, tuple(x for x in around.tensors if x != t.root)]
     found, loops = [dict(descriptor=way, specialized=(), rest=others) for way in ways], around.looped(t)
     if loose and loops:  # a descriptor reads aligned copies of these
         found += [dict(descriptor=way, specialized=(), rest=(*others, Names(t.root, "stage", loose))) for way in ways[1:]]
     if t.descriptor and loops and t.warps == 4 and around.products == 1:
         found.append(dict(specialized=(loops[-1],)))
+    turns = [way for way in ways[1:] if loops and around.products == 1 and not t.split and any(t.block.get(x) in (64, 128) for x in around.algorithm[t.root].labels)]
+    found += [dict(descriptor=way, specialized=(loops[-1],), persistent=True, warps=8, rest=(*others, Bare(t.root, "ping_pong"))) for way in turns]
     yield found
 
 

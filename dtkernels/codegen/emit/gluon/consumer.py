@@ -45,7 +45,8 @@ class Consumer:
         k.lines = ["    done = 0  # blocks", f"    it = {self._steps('WG') if p.turns else '0'}  # tiles of the loop, over all blocks"]
         depth = k.grid()
         if p.turns:
-            k.lines = [re.sub(r"range\(tl.program_id\(0\), (.*), tl.num_programs\(0\)\):", rf"range(tl.program_id(0) + WG * tl.num_programs(0), \1, {p.consumers} * tl.num_programs(0)):", line) for line in k.lines]
+            first, step = "tl.program_id(0) + WG * tl.num_programs(0)", f"{p.consumers} * tl.num_programs(0)"
+            k.lines = [re.sub(r"range\(tl.program_id\(0\), (.*), tl.num_programs\(0\)\):", rf"range({first}, \1, {step}):", line) for line in k.lines]
         for s in p.before:
             self._statement(s, depth)
         for tile in p.resident:
