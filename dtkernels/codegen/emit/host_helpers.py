@@ -164,9 +164,9 @@ def overlapping(tensor, first):
 
 
 def warpgroups(*tensors):
-    """Whether tensors are what warpgroups of compute capability 9.0 multiply: all bfloat16 or all float16."""
+    """Whether tensors are what warpgroups of compute capability 9.0 multiply: all bfloat16, all float16, or all of one float8 dtype."""
     kinds, (first, *_) = {t.dtype for t in tensors}, tensors
-    fits = kinds in ({torch.bfloat16}, {torch.float16})
+    fits = kinds in ({torch.bfloat16}, {torch.float16}, {torch.float8_e4m3fn}, {torch.float8_e5m2})
     return fits and (first.is_meta or first.is_cuda and torch.cuda.get_device_capability(first.device) == (9, 0))
 
 

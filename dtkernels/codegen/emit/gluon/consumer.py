@@ -314,14 +314,21 @@ class Consumer:
             self._await(list(p.rings), "slot", "it", depth + 1)
             for q in step.direct:
                 left = self._view(q.loaded_left.name, (q.rows, *q.axes), "slot")
-                self._multiply(q, left, "slot", q.name, depth + 1)
-            k.line(depth + 1, f"{', '.join(names)} = hopper.warpgroup_mma_wait({len(names)}, deps=[{made}])")
-            self._release_slots(list(p.rings), "(it + STAGES - 1) % STAGES", depth + 1, f"{k.counter()} > {self.begin}")
+                self._multiply(q, left, "slot", "" if p.promotes else q.name, depth + 1)
+            if p.promotes:
+                k.line(depth + 1, f"{', '.join(f'{n}_step' for n in names)} = hopper.warpgroup_mma_wait(0, deps=[{made}])")
+                self._release_slots(list(p.rings), "slot", depth + 1)
+                for n in names:
+                    k.line(depth + 1, f"{n} += {n}_step")
+            else:
+                k.line(depth + 1, f"{', '.join(names)} = hopper.warpgroup_mma_wait({len(names)}, deps=[{made}])")
+                self._release_slots(list(p.rings), "(it + STAGES - 1) % STAGES", depth + 1, f"{k.counter()} > {self.begin}")
             k.line(depth + 1, "it += 1")
         if p.turns:
             k.line(depth, "mbarrier.arrive(turn.index(1 - WG), count=1)")
-        k.line(depth, f"{', '.join(names)} = hopper.warpgroup_mma_wait(0, deps=[{', '.join(names)}])")
-        self._release_slots(list(p.rings), "(it + STAGES - 1) % STAGES", depth, f"{self.begin} < {self.end}")
+        if not p.promotes:
+            k.line(depth, f"{', '.join(names)} = hopper.warpgroup_mma_wait(0, deps=[{', '.join(names)}])")
+            self._release_slots(list(p.rings), "(it + STAGES - 1) % STAGES", depth, f"{self.begin} < {self.end}")
         if p.turns:
             k.line(depth, f"it += {self._steps('1').removeprefix('1 * ')}  # those of the other's block")
         self._release_resident_tiles(depth)

@@ -59,7 +59,8 @@ class GluonPrinter(_KernelPrinter):
             (access.buffer, f"({', '.join(self._value(b) for b in self.boxes[name])},)") for name, access in self.accesses.items()
         ]
         text.grid, text.labels = grid_size(replace(self.kernel, num_warps=32)), tuple(self.sizes)  # one program a multiprocessor
-        text.warps, text.condition = 4, f"warpgroups({', '.join(self._given(a.buffer) for a in self.accesses.values())})"
+        multiplied = [a for a in self.accesses.values() if isinstance(a, Fetch) or not self.plan.float8]
+        text.warps, text.condition = 4, f"warpgroups({', '.join(self._given(a.buffer) for a in multiplied)})"
         return text
 
     # -- names ------------------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class GluonPrinter(_KernelPrinter):
                 layouts.append(f"    COLUMNS_{n}: gl.constexpr = gl.SliceLayout(0, MMA_{n})")
         text = "\n".join(layouts) + body
         made = [
-            f"    MMA_{n}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {self.tile(a)}, 16])"
+            f"    MMA_{n}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {self.tile(a)}, {32 if self.plan.float8 else 16}])"
             for n, a in columns.items()
             if f"MMA_{n}" in text
         ]
@@ -213,7 +214,13 @@ class GluonPrinter(_KernelPrinter):
 
     def _bytes(self, access: Fetch | Put, count: str) -> str:
         sizes = [self._value(b) for b in self.boxes[self.descriptor(access)] if b != "1"]
-        return " * ".join(["2", *([count] if count != "1" else []), *sizes])
+        return " * ".join([self._element_bytes(access), *([count] if count != "1" else []), *sizes])
+
+    def _element_bytes(self, access: Fetch | Put) -> str:
+        if not self.plan.float8:
+            return "2"
+        stored = {"bfloat16": "2", "float16": "2"}.get(self.algorithm.own_dtype(access.buffer) if access.buffer in self.algorithm else "", "4")
+        return "1" if access.buffer in self.algorithm.float8_buffers else stored
 
     # -- the producer -----------------------------------------------------------------------------------------------
 

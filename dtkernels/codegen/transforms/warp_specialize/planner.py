@@ -71,7 +71,8 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
         raise Refused("tiles are computed between the loops")
     steps = tuple(_step(s, rows) for s in kernel.body if isinstance(s, Loop))
     resident = tuple(s for s in before if is_fetch(s))
-    behind = runs_behind(steps[-1], consumers, rows.tile // (1 if kernel.ping_pong else consumers))
+    promotes = _in_float8(_dots(loops)) and "rdot" not in kernel.approximate
+    behind = runs_behind(steps[-1], consumers, rows.tile // (1 if kernel.ping_pong else consumers), promotes)
     found = WarpSpecializedKernel(
         kernel,
         rows,
@@ -83,6 +84,7 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
         after,
         _stages(kernel, loops),
         kernel.ping_pong,
+        _in_float8(_dots(loops)),
         behind,
     )
     check_plan(found)
@@ -92,10 +94,10 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
 def _rows(kernel: Kernel, loops: list[Loop]) -> Axis:
     """Return the block axis that every product keeps and nothing reduces."""
     blocks = [s.axis for s in kernel.body if isinstance(s, Index) and s.start == "block" and not s.axis.scalar]
-    dots = [n for loop in loops for v in nest.values(loop.body) for n in v.walk() if isinstance(n, TileDot)]
+    dots = _dots(loops)
     if not dots:
         raise Refused("no matrix product in the loop")
-    if any(d.operands is not None and d.operands.fixed for d in dots):
+    if any(d.operands is not None and d.operands.fixed for d in dots) and not _in_float8(dots):
         raise Refused("an operand that a cast gives its dtype")
     kept = [
         a
@@ -109,6 +111,15 @@ def _rows(kernel: Kernel, loops: list[Loop]) -> Axis:
     if not kept:
         raise Refused("no block label is kept by every product and reduced by nothing")
     return kept[0]
+
+
+def _dots(loops: list[Loop]) -> list[TileDot]:
+    return [n for loop in loops for v in nest.values(loop.body) for n in v.walk() if isinstance(n, TileDot)]
+
+
+def _in_float8(dots: list[TileDot]) -> bool:
+    """Return whether all products multiply float8."""
+    return all(d.operands is not None and bool(d.operands.float8) for d in dots)
 
 
 def _is_work(name: str, loops: list[Loop]) -> bool:
