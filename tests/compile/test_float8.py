@@ -58,14 +58,13 @@ def test_forms_of_products_on_hopper():
 
 
 def test_partial_sums_on_hopper_reach_float32():
-    """The matrix units add up as many products as the tile is deep; the sum so far is added by the cores."""
-    text = machine_code(PRODUCT, (E4M3, E4M3), "h200")
-    assert len(re.findall(r"add\.f32|add\.rn\.f32", text)) >= 32 and "max_num_imprecise_acc=64" in dtkernels_text()
-
-
-def dtkernels_text() -> str:
-    program = dtkernels.compile(PRODUCT).prepared
-    return emit(replace(program, algorithm=replace(program.algorithm, float8=(("A", "e4m3"), ("W", "e4m3")))))
+    """The matrix units add up as many products as the tile is deep, waited for once; the sum so far is added by the cores."""
+    text = machine_code(PRODUCT.replace("k:64", "k:128"), (E4M3, E4M3), "h200")
+    loop = text[text.rindex("wgmma.fence") :]
+    assert len(re.findall(r"wgmma\.mma_async", loop)) == 4 and len(re.findall(r"wgmma\.wait_group", loop)) == 1
+    assert len(re.findall(r"add\.f32|add\.rn\.f32", text)) >= 32
+    fast = machine_code(PRODUCT + "f.approximate(rdot);", (E4M3, E4M3), "h200")
+    assert not re.findall(r"add\.f32|add\.rn\.f32", fast) and re.search(r"wgmma\S*e4m3\.e4m3", fast)
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h200", "mi300x"])
