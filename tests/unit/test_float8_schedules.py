@@ -51,7 +51,7 @@ def test_every_proposal_is_legal_and_fits():
         assert count >= 5
 
 
-@pytest.mark.parametrize("k, n, staged, stored", [(2000, 3000, set(), True), (2008, 3000, {"A", "W"}, True), (2000, 3001, set(), False)])
+@pytest.mark.parametrize("k, n, staged, stored", [(2016, 3000, set(), True), (2008, 3000, {"A", "W"}, True), (2016, 3001, set(), False)])
 def test_descriptors_are_of_rows_of_whole_16_bytes(k, n, staged, stored):
     found = schedule(NT, {"m": 4096, "n": n, "k": k})
     assert {*found.names("f", "stage")} == staged

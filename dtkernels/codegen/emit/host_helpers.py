@@ -164,9 +164,16 @@ def overlapping(tensor, first):
 
 
 def warpgroups(*tensors):
-    """Whether tensors are what warpgroups of compute capability 9.0 multiply: all bfloat16, all float16, or all of one float8 dtype."""
+    """Whether tensors are what warpgroups of compute capability 9.0 multiply: all bfloat16 or all float16."""
     kinds, (first, *_) = {t.dtype for t in tensors}, tensors
-    fits = kinds in ({torch.bfloat16}, {torch.float16}, {torch.float8_e4m3fn}, {torch.float8_e5m2})
+    fits = kinds in ({torch.bfloat16}, {torch.float16})
+    return fits and (first.is_meta or first.is_cuda and torch.cuda.get_device_capability(first.device) == (9, 0))
+
+
+def float8_warpgroups(*tensors):
+    """Whether tensors are float8 that warpgroups of compute capability 9.0 multiply: all of one dtype."""
+    kinds, (first, *_) = {t.dtype for t in tensors}, tensors
+    fits = kinds in ({torch.float8_e4m3fn}, {torch.float8_e5m2})
     return fits and (first.is_meta or first.is_cuda and torch.cuda.get_device_capability(first.device) == (9, 0))
 
 

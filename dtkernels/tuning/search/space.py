@@ -311,7 +311,8 @@ def _descriptors(t: Tiling, around: Surroundings) -> Dimensions:
         return
     others, loose = tuple(p for p in t.rest if p.name not in ("stage", "ping_pong")), around.loose()
     ways = [(), around.tensors, tuple(x for x in around.tensors if x != t.root)]
-    found, loops = [dict(descriptor=way, specialized=(), rest=others) for way in ways], around.looped(t)
+    found: list[dict[str, Any]] = [dict(descriptor=way, specialized=(), rest=others) for way in ways]
+    loops = around.looped(t)
     if loose and loops:  # a descriptor reads aligned copies of these
         found += [dict(descriptor=way, specialized=(), rest=(*others, Names(t.root, "stage", loose))) for way in ways[1:]]
     if t.descriptor and loops and t.warps == 4 and around.products == 1:

@@ -41,7 +41,8 @@ class Consumer:
     def lines(self) -> list[str]:
         """Return the body of the function."""
         k, p = self.k, self.p
-        self.begin, self.end = k.bounds_of_all()
+        if p.turns:
+            self.begin, self.end = k.bounds_of_all()
         k.lines = ["    done = 0  # blocks", f"    it = {self._steps('WG') if p.turns else '0'}  # tiles of the loop, over all blocks"]
         depth = k.grid()
         if p.turns:
@@ -51,6 +52,7 @@ class Consumer:
             self._statement(s, depth)
         for tile in p.resident:
             k.line(depth, f"mbarrier.wait({tile.name}_full.index({self._resident_part(tile)}), done & 1)")
+        self.begin, self.end = k.bounds_of_all()
         if p.last.direct:
             self._direct(depth)
         elif p.behind:

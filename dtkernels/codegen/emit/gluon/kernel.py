@@ -60,7 +60,7 @@ class GluonPrinter(_KernelPrinter):
         ]
         text.grid, text.labels = grid_size(replace(self.kernel, num_warps=32)), tuple(self.sizes)  # one program a multiprocessor
         multiplied = [a for a in self.accesses.values() if isinstance(a, Fetch) or not self.plan.float8]
-        text.warps, text.condition = 4, f"warpgroups({', '.join(self._given(a.buffer) for a in multiplied)})"
+        text.warps, text.condition = 4, f"{'float8_' if self.plan.float8 else ''}warpgroups({', '.join(self._given(a.buffer) for a in multiplied)})"
         return text
 
     # -- names ------------------------------------------------------------------------------------------------------

@@ -269,15 +269,15 @@ class ExpressionPrinter:
             kind = IN_FP16
         parts = [self._operand(left, right, kind, rows + dot.axes), self._operand(right, left, kind, dot.axes + columns)]
         depth = _depth(dot) if kind is not None and kind.float8 else 0
-        apart = FLOAT8_DEPTH <= depth <= MOST_IMPRECISE and older is not None and "rdot" not in self.approximate
-        if older is not None and not apart:
+        apart = older if FLOAT8_DEPTH <= depth <= MOST_IMPRECISE and "rdot" not in self.approximate else None
+        if older is not None and apart is None:
             parts.append(self.text(older, rows + columns))
         if depth >= FLOAT8_DEPTH:
-            parts.append(f"max_num_imprecise_acc={None if apart or 'rdot' in self.approximate else min(depth, MOST_IMPRECISE)}")
+            parts.append(f"max_num_imprecise_acc={None if apart is not None or 'rdot' in self.approximate else min(depth, MOST_IMPRECISE)}")
         precision = 'EXACT if PRECISION == "ieee" else PRECISION' if "rdot" in self.approximate else "PRECISION"
         made = f"tl.dot({', '.join(parts)}, input_precision={precision})"
-        if apart:  # the sum of a step is added in float32: by max_num_imprecise_acc, ptxas would wait for each instruction
-            made = f"{self._at(older, rows + columns, _ATOM)} + {made}"
+        if apart is not None:  # the sum of a step is added in float32: by max_num_imprecise_acc, ptxas would wait for each instruction
+            made = f"{self._at(apart, rows + columns, _ATOM)} + {made}"
         return self.arrange(made, rows + columns, order)
 
     def accumulate(self, older: Tile, dot: TileDot, order: tuple[Axis, ...]) -> str:
