@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..algebra.operand_types import rows_of
-from ..codegen.analysis.product_types import BYTES, InputTypes
+from ..codegen.analysis.product_types import InputTypes, typed
 from ..codegen.pipeline import lower
 from ..codegen.powers_of_two import next_power_of_two
 from ..codegen.target import Target
@@ -78,7 +78,7 @@ def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict
 def schedules(
     algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
 ) -> Iterator[Schedule]:
-    """Yield schedules that fuse in different ways, each legal; last those that add up an output in another one's kernel."""
+    """Yield schedules that fuse in different ways, each legal; then those that store operands, last those that add up an output in another one's kernel."""
     f = _fusion(algorithm, outputs, sizes, itemsize, target)
     first: tuple[tuple[Primitive, ...], dict[str, KernelConfig]] | None = None
     for fused, tiles in f.ways():
@@ -86,6 +86,7 @@ def schedules(
         if (found := f.scheduled(fused, tiles, itemsize)) is not None:
             yield found
     if first is not None:
+        yield from (found for g, way in f.storing_operands() if (found := g.scheduled(*way, itemsize)) is not None)
         fused, tiles = first
         for p in accumulated_placements(f.shape, fused, {root: f._members(root, fused) for root in tiles}):
             tried = stated((*fused, p), accumulated_tiles(f.shape, p, tiles), f.compiled)
@@ -109,10 +110,8 @@ def proposals(
 
 
 def _fusion(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> _Fusion:
-    types = None if isinstance(itemsize, int) else itemsize
-    width = BYTES[types.main(algorithm, sizes)] if types else itemsize
-    algorithm = types.typed(algorithm) if types else algorithm
-    return _Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, types))  # type: ignore[arg-type]
+    algorithm, width = typed(algorithm, sizes, itemsize)
+    return _Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, None if isinstance(itemsize, int) else itemsize))
 
 
 def stated(fused: tuple[Primitive, ...], kernels: dict[str, KernelConfig], compiled: tuple[Primitive, ...]) -> Schedule:
@@ -184,15 +183,15 @@ class _Fusion:
         """Return the predicted microseconds of all kernels."""
         return predicted_time(str(stated(*way, self.compiled)), self.shape.known, self.sizes, self.shape.itemsize, self.shape.target)
 
-    def storing_operands(self, usual: Way) -> list[tuple[_Fusion, Way]]:
-        """Return ways that compute operands of products in kernels of their own, if predicted to be well faster than ``usual``, best first."""
+    def storing_operands(self, usual: Way | None = None) -> list[tuple[_Fusion, Way]]:
+        """Return ways that compute operands of products in kernels of their own, if predicted to be well faster than any that is ``usual``, best first."""
         found: list[tuple[float, int, _Fusion, Way]] = []
         for names in stored_operands(self.shape) if 0 not in self.sizes.values() else ():
             shape = replace(self.shape, algorithm=with_operands(self.algorithm, names))
             g = replace(self, shape=shape, stored=frozenset(names))
             if ways := g.by_time(list(g.ways())):
                 found.append((g.time(ways[0]) * in_loop(shape), len(found), g, ways[0]))
-        most = FASTER * self.time(usual) * in_loop(self.shape) if found else 0.0
+        most = FASTER * self.time(usual) * in_loop(self.shape) if found and usual else math.inf
         return [(g, way) for time, _, g, way in sorted(found, key=lambda f: f[:2]) if time < most]
 
     def keeps(self, way: Way, long: bool = True) -> int:

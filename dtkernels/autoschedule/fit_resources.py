@@ -14,8 +14,10 @@ from ..codegen.powers_of_two import next_power_of_two
 from ..codegen.target import Target
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
+from ..lang.expr import TORCH_NAMES
 from ..lang.schedule import Names, Number, Primitive, Program, Schedule, Sized, Sizes
 
+SHORT_NAMES = {name: short for short, name in TORCH_NAMES.items()}
 _NARROWEST = 16  #: of a tile of a product
 
 
@@ -49,8 +51,9 @@ def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int 
     typed = {**typed_buffers(algorithm), **typed_inputs(algorithm)}
     buffers = {t: BYTES[itemsize.operand(wanted)] for t, wanted in typed.items()}
     inputs = {t: BYTES.get(dtype, 8) for t, dtype in itemsize.of}
-    made = {copy: inputs.get(t, 4) for copy, t in copies.items()} | inputs | buffers  # inputs as kernels get them
-    return ElementBytes(itemsize, made | dict.fromkeys(outputs, BYTES[itemsize.result(algorithm)]))
+    made = {copy: inputs.get(t, 4) for copy, t in copies.items()} | inputs | buffers | dict.fromkeys(algorithm.float8_buffers, 1)  # inputs as kernels get them
+    own = {o: BYTES[SHORT_NAMES[dtype]] for o in outputs if (dtype := algorithm.own_dtype(o)) in SHORT_NAMES}
+    return ElementBytes(itemsize, made | dict.fromkeys(outputs, BYTES[itemsize.result(algorithm)]) | own)
 
 
 def first_too_large(kernels: tuple[Kernel, ...], sizes: dict[str, int], itemsizes: dict[str, int], target: Target) -> Kernel | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.schedule_checks import reduction_labels
 from .cost.kernel_config import KernelConfig, Sizes
-from .cost.outline import Known, Outline
+from .cost.outline import Known
 
 WHOLE_SIDE = 256  #: widest output side of a chained product held in one tile
 WHOLE_CHAIN = 128  #: widest intermediate of a chained product held in one tile
@@ -44,7 +45,7 @@ class SchedulingProblem:
     @cached_property
     def known(self) -> Known:
         """What the cost model needs of the algorithm."""
-        return Known(Outline.of(self.algorithm), self.outputs)
+        return Known.of(self.algorithm, self.outputs)
 
     def is_short(self, label: str) -> bool:
         """Return whether a label counts a few values and indexes no input, as the ranks of ``rtopk``: a block of sums holds it whole."""
@@ -54,6 +55,12 @@ class SchedulingProblem:
     def operand_bytes(self, dot: ex.Dot) -> int:
         """Return the bytes per element of the operands of products."""
         return BYTES[self.types.operand(OperandTypes(self.algorithm).of(dot))] if self.types else self.itemsize
+
+    def of_operands(self, dots: Iterable[ex.Dot]) -> SchedulingProblem:
+        """Return the problem with the bytes of an element of these products' operands: 1 where the matrix units multiply all of them in float8."""
+        types = OperandTypes(self.algorithm)
+        narrow = self.itemsize == 2 and self.target.has_float8 and self.algorithm.has_float8 and all(types.of(dot).float8 for dot in dots)
+        return replace(self, itemsize=1) if narrow else self
 
     def result_bytes(self) -> int:
         """Return bytes an element of the outputs."""

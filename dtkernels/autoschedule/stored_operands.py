@@ -7,6 +7,7 @@ Conversion in the loop keeps operands from going from memory to the matrix units
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from ..algebra.operand_types import OperandTypes, rows_of
 from ..lang import expr as ex
@@ -31,11 +32,23 @@ def _is_converted(shape: SchedulingProblem, operand: ex.Expr) -> bool:
     e = operand.arg if isinstance(operand, ex.Unary) and operand.op == "-" else operand
     types = OperandTypes(shape.algorithm)
     if any(types.of(dot).float8 for dot in _products(shape, operand)):
-        return False
+        return _is_turned(shape, operand)
     if rows := rows_of(e):
         given = dict(shape.types.of) if shape.types else {}
         return isinstance(e, ex.Access) and rows.tensor in shape.algorithm.inputs and given.get(rows.tensor, "") in NARROW
     return True
+
+
+def _is_turned(shape: SchedulingProblem, operand: ex.Expr) -> bool:
+    """Return whether a float8 operand lies contiguous along no label that its products sum over, and a copy of it would.
+
+    The matrix units read elements of 8 bits along the sum alone: in the loop each step turns its tile round, byte by byte.
+    """
+    if not shape.target.has_float8 or not isinstance(operand, ex.Access) or operand.tensor not in shape.algorithm.inputs:
+        return False
+    summed = {label for dot in _products(shape, operand) for label in dot.labels}
+    copied = [label for label in shape.algorithm.labels if label in ex.free_labels(operand)]
+    return bool(copied) and not ex.free_labels(operand.index[-1]) & summed and copied[-1] in summed
 
 
 def _products(shape: SchedulingProblem, operand: ex.Expr) -> list[ex.Dot]:
@@ -47,9 +60,12 @@ def _is_reread(shape: SchedulingProblem, operand: ex.Expr) -> bool:
     return any(_longest(shape, dot, operand) > WHOLE_SIDE for dot in _products(shape, operand))
 
 
-def in_loop(shape: SchedulingProblem) -> float:
-    """Return how much longer than predicted an algorithm takes: one with a long product, long on both sides, that computes an operand in its loop."""
-    dots = (dot for d in shape.algorithm.definitions for dot in shape.dots(d.name) if any(shape.sizes[k] > WHOLE_SIDE for k in dot.labels))
+def in_loop(shape: SchedulingProblem, funcs: Iterable[str] | None = None) -> float:
+    """Return how much longer than predicted an algorithm takes: one with a long product, long on both sides, that computes an operand in its loop.
+
+    ``funcs``: of a single kernel.
+    """
+    dots = (dot for f in funcs or shape.algorithm.funcs for dot in shape.dots(f) if any(shape.sizes[k] > WHOLE_SIDE for k in dot.labels))
     long = (dot for dot in dots if min(_longest(shape, dot, side) for side in (dot.left, dot.right)) > WHOLE_SIDE)
     return IN_LOOP if any(_is_converted(shape, side) for dot in long for side in (dot.left, dot.right)) else 1.0
 

@@ -221,11 +221,11 @@ class Forms:
     descriptors: Kernel | WarpSpecializedKernel | None = None
 
 
-def forms(kernels: tuple[Kernel, ...], target: Target | None, once: bool = True, float8: bool = False) -> tuple[Forms, ...]:
+def forms(kernels: tuple[Kernel, ...], target: Target | None, once: bool = True, float8: frozenset[str] | None = None) -> tuple[Forms, ...]:
     """Return the forms of each kernel of one call and of their tail waves, in the order they are launched.
 
     ``once``: each is launched once. In a loop over pieces the next kernel overwrites what another reads, and waits for its end.
-    ``float8``: the program has values in float8, which warp-specialized kernels do not.
+    ``float8``: the buffers that are in float8, of a program that has such values; warp-specialized kernels multiply them, and do nothing else with them.
     """
     left_out = _left_out.get()
     overlapping = once and target is not None and target.has_dependent_launch and "dependent_launch" not in left_out
@@ -235,7 +235,7 @@ def forms(kernels: tuple[Kernel, ...], target: Target | None, once: bool = True,
         for one in (kernel, *kernel.tail):
             one = replace(one, link=linked.get(one.name))
             pointers = triton_form(pointer_form(one)) if one.name == kernel.name else None
-            found.append(Forms(pointers, _through_descriptors(one, None if float8 else target) if kernel.descriptors else None))
+            found.append(Forms(pointers, _through_descriptors(one, target, float8) if kernel.descriptors else None))
     return tuple(found)
 
 
@@ -253,9 +253,11 @@ def triton_form(kernel: Kernel) -> Kernel:
     return kernel
 
 
-def _through_descriptors(kernel: Kernel, target: Target | None) -> Kernel | WarpSpecializedKernel:
+def _through_descriptors(kernel: Kernel, target: Target | None, float8: frozenset[str] | None) -> Kernel | WarpSpecializedKernel:
     plan = "left out" if "warp_specialize" in _left_out.get() else warp_specialized(kernel, target)
-    return triton_form(descriptor_form(kernel)) if isinstance(plan, str) else plan
+    if isinstance(plan, str) or float8 is not None and (not plan.float8 or float8 & {*kernel.writes}):
+        return triton_form(descriptor_form(kernel))
+    return plan
 
 
 # -- for people -------------------------------------------------------------------------------------------------------

@@ -153,7 +153,13 @@ class Algorithm:
         """Return the inputs and Funcs that are in float8 in memory, with their dtype."""
         made = {d.name: d.expr.dtype for d in self.definitions if isinstance(d.expr, Cast) and d.expr.dtype in FLOAT8}
         given = dict(self.float8)
-        return given | made | {f: given[t] for f, t in self.written.items() if t in given}
+        copied = {d.name: given[d.expr.tensor] for d in self.definitions if d.name in self.operands and isinstance(d.expr, Access) and d.expr.tensor in given}
+        return given | made | copied | {f: given[t] for f, t in self.written.items() if t in given}
+
+    def as_in_memory(self, e: Expr) -> Expr:
+        """Return what a copy of ``e`` is made of: elements of a float8 input are cast to what they are, so that the copy is in float8 too."""
+        form = dict(self.float8).get(e.tensor) if isinstance(e, Access) else None
+        return Cast(e, form) if form else e
 
     @property
     def has_float8(self) -> bool:
@@ -164,7 +170,8 @@ class Algorithm:
         """Return the torch dtype that ``func`` has by its definition; "" where that follows from the inputs."""
         e = self[func].expr
         if func in self.operands:
-            return ""
+            form = self.float8_buffers.get(func)
+            return FLOAT8[form].torch if form else ""
         return TORCH_NAMES[e.dtype] if isinstance(e, Cast) else self.whole_funcs.get(func, "")
 
     def integer_scalars(self) -> frozenset[str]:

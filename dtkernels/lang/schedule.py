@@ -62,7 +62,7 @@ Argument = Sized | Grouped | Named | Share | str | int
 PRIMITIVES = {
     "block": "label:size*", "tensorize": "label:size*", "map": "label or label:inner/size*", "fuse_at": "func, label",
     "num_warps": "number", "num_stages": "number", "compile": "", "compile_to_kernel": "",
-    "persistent": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
+    "persistent": "", "ping_pong": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
     "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor*", "align": "",
     "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size", "accumulate_at": "func, label or func, label, ordered",
@@ -103,7 +103,7 @@ class Primitive:
 class Bare(Primitive):
     """``f.store()``"""
 
-    name: Literal["compile", "compile_to_kernel", "persistent", "store", "align"]
+    name: Literal["compile", "compile_to_kernel", "persistent", "ping_pong", "store", "align"]
     args: tuple[()] = ()
     count = (0, 0)
 

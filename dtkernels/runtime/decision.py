@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..autoschedule.cost.outline import Known, Outline
 from ..autoschedule.cost.predicted_time import predicted_time
+from ..codegen.analysis.product_types import typed
 from ..codegen.target import Target
-from .select.evidence import ITEMSIZE
 from .select.row_ranking import Candidate
 from .select.schedule_selection import Call, Choice, choose
 from .select.shape_buckets import PlannedKernel, ScheduleCache
@@ -74,15 +74,15 @@ def direction_of(subject: Call) -> str:
 
 
 def make_decision(
-    subject: Call, dtype: str, path: str, choice: Choice, planned: PlannedKernel, candidate: Candidate | None, outputs: tuple[str, ...], target: Target
+    subject: Call, types: int | InputTypes, path: str, choice: Choice, planned: PlannedKernel, candidate: Candidate | None, outputs: tuple[str, ...], target: Target
 ) -> Decision:
     """Build the decision for ``choice``, which runs ``planned`` on ``target``: by ``candidate``, or by the default schedule if it is None."""
     if candidate is not None:
         why = f"row {candidate.row.title()}, {candidate.distance_text()}, {times(candidate, choice.sizes)}: {_reason(candidate, choice)}"
         schedule = candidate.row.schedule
     else:
-        known = Known(Outline.of(planned.program.algorithm), outputs)
-        took = predicted_time(str(planned.program.schedule), known, choice.sizes, ITEMSIZE[dtype], target)
+        algorithm, itemsize = typed(planned.program.algorithm, choice.sizes, types)
+        took = predicted_time(str(planned.program.schedule), Known.of(algorithm, outputs), choice.sizes, itemsize, target)
         why = f"default schedule, predicted {took:.4g} us{_anchor_note(planned.asked, choice.sizes)}: {choice.why_no_row()}{_alternatives_note(subject, choice)}"
         schedule = str(planned.program.schedule)
     others = tuple(c for c in choice.considered if c is not candidate and (candidate is None or c.row is not candidate.row))[:SHOWN]
@@ -115,7 +115,7 @@ def look_up(
     outline, cache = Known(Outline.of(algorithm), outputs), ScheduleCache(lambda: algorithm, outputs, fixed)
     choice = cache.compete(choose(subject, dtype, known, target, outline), dtype, types, outline, target)
     planned = cache.plan(choice, types, target)
-    return make_decision(subject, dtype, expected_path(planned.candidate), choice, planned, planned.candidate, outputs, target), planned, choice
+    return make_decision(subject, types, expected_path(planned.candidate), choice, planned, planned.candidate, outputs, target), planned, choice
 
 
 def _alternatives_note(subject: Call, choice: Choice) -> str:

@@ -96,7 +96,7 @@ def _decision(variant: Variant, tensors: dict[str, torch.Tensor], values: dict, 
         candidate, kind = known.candidate, known.kind
     else:
         kind = "interpreter" if path == "interpreter" else expected_path(candidate)
-    return make_decision(variant.subject, DTYPE_NAMES[dtype], kind, choice, planned, candidate, variant.outputs, where)
+    return make_decision(variant.subject, variant.dispatch.types(tensors), kind, choice, planned, candidate, variant.outputs, where)
 
 
 __all__ = ["Decision", "Explanation", "explain_call"]

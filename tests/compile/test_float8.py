@@ -33,13 +33,18 @@ def own_caches(tmp_path, monkeypatch):
 
 
 def machine_code(text: str, dtypes: tuple[torch.dtype, ...], gpu: str) -> str:
+    (code,) = kernels_of(text, dtypes, gpu).values()
+    return code
+
+
+def kernels_of(text: str, dtypes: tuple[torch.dtype, ...], gpu: str) -> dict[str, str]:
+    """The machine code, PTX for NVIDIA, of each kernel that a call launches."""
     program = dtkernels.compile(text).prepared
     tensors = {n: torch.empty(4096, 4096, dtype=d, device="meta") for n, d in zip(program.algorithm.inputs, dtypes)}
     program = replace(program, algorithm=replace(program.algorithm, float8=float8_inputs(tensors)))
     module = load_module(emit(program, target=target(gpu)), "f")
-    (launch,) = record_launches(module, "f", tuple(tensors.values()))
-    asm = build(launch, target(gpu)).asm
-    return asm["ptx"] if "ptx" in asm else asm["amdgcn"]
+    made = {launch.kernel.__name__: build(launch, target(gpu)).asm for launch in record_launches(module, "f", tuple(tensors.values()))}
+    return {name: asm["ptx"] if "ptx" in asm else asm["amdgcn"] for name, asm in made.items()}
 
 
 @pytest.mark.parametrize("gpu", INSTRUCTIONS)
@@ -58,14 +63,34 @@ def test_forms_of_products_on_hopper():
 
 
 def test_partial_sums_on_hopper_reach_float32():
-    """The matrix units add up as many products as the tile is deep; the sum so far is added by the cores."""
-    text = machine_code(PRODUCT, (E4M3, E4M3), "h200")
-    assert len(re.findall(r"add\.f32|add\.rn\.f32", text)) >= 32 and "max_num_imprecise_acc=64" in dtkernels_text()
+    """The matrix units add up as many products as the tile is deep, waited for once; the sum so far is added by the cores."""
+    text = machine_code(PRODUCT.replace("k:64", "k:128"), (E4M3, E4M3), "h200")
+    loop = text[text.rindex("wgmma.fence") :]
+    assert len(re.findall(r"wgmma\.mma_async", loop)) == 4 and len(re.findall(r"wgmma\.wait_group", loop)) == 1
+    assert len(re.findall(r"add\.f32|add\.rn\.f32", text)) >= 32
+    fast = machine_code(PRODUCT + "f.approximate(rdot);", (E4M3, E4M3), "h200")
+    assert not re.findall(r"add\.f32|add\.rn\.f32", fast) and re.search(r"wgmma\S*e4m3\.e4m3", fast)
 
 
-def dtkernels_text() -> str:
-    program = dtkernels.compile(PRODUCT).prepared
-    return emit(replace(program, algorithm=replace(program.algorithm, float8=(("A", "e4m3"), ("W", "e4m3")))))
+LARGE = "f.block(m:128, n:128); f.tensorize(m:128, n:128, k:128); f.num_warps(8); f.num_stages(4); f.persistent();"
+TURNED = "f_right.block(n:64, k:64); f_right.tensorize(n:64, k:64); f.descriptor(A, f_right);"
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("form", ["turned first", "aligned copies", "specialised warps", "in turn"])
+def test_operands_stay_in_float8_from_memory_to_the_matrix_units(form, dtype):
+    """A copy along the sum, copies with aligned rows, and producer and consumers: the product's kernel converts no operand."""
+    text = "Func f; In A, W; Var m, n; RVar k; f[m, n] = cast(rdot(A[m, k], W[n, k], k), bf16);" + LARGE
+    warps = "f.descriptor(A, W, f); f.specialize_warps(k);"
+    more = {"turned first": TURNED, "aligned copies": "f.descriptor(A, W); f.stage(A, W);", "specialised warps": warps, "in turn": warps + "f.ping_pong();"}
+    text = text.replace("W[n, k]", "W[k, n]") if form == "turned first" else text.replace("m:128", "m:64") if form == "in turn" else text
+    found = kernels_of(text + more[form], (dtype, dtype), "h200")
+    product = found.pop("f_gluon_kernel" if form in ("specialised warps", "in turn") else "f_descriptor_kernel")
+    name = "e4m3" if dtype == E4M3 else "e5m2"
+    assert re.search(rf"wgmma\.mma_async\S*f32\.{name}\.{name}", product) and "cp.async.bulk.tensor" in product
+    assert "cvt.rn.f16x2" not in product, "an operand is converted"
+    assert len(found) == {"turned first": 1, "aligned copies": 2}.get(form, 0)
+    assert all(f"cvt.rn.satfinite.{name}x2" in copy for copy in found.values()), "copies are written in float8"
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h200", "mi300x"])

@@ -64,6 +64,8 @@ def test_a_share_of_exponentials_leaves_the_special_function_unit(share):
     rows = 8  # exponentials that are one a row, for each tile
     assert fewer["MUFU.EX2"] <= whole["MUFU.EX2"] * (1 - share[0] / share[1]) + rows * 4
     assert "FADD.FTZ.RM" in code and fewer["STL"] == fewer["LDL"] == 0 and fewer["STS"] <= whole["STS"] and fewer["LDS"] <= whole["LDS"]
+TWO = """Func f; In A, B, C; Var x, y; RVar k; f[x, y] = rdot(A[x, k], B[k, y], k) * sigmoid(rdot(A[x, k], C[k, y], k));
+f.block(x:64, y:128); f.tensorize(x:64, y:128, k:64); f.persistent(); f.descriptor(A, B, C, f); f.num_warps(8); f.specialize_warps(k); f.ping_pong();"""
 CASES = {
     "full": (attention(), HEADS),
     "causal": (attention(CAUSAL), HEADS),
@@ -74,6 +76,8 @@ CASES = {
         [*HEADS, (2, 4, 1000, 1000)],
     ),
     "product": (PRODUCT, [(1000, 512), (512, 1064)]),
+    "in turn": (PRODUCT.replace("x:128", "x:64") + "mm.ping_pong();", [(3000, 3072), (3072, 5000)]),
+    "in turn, two products": (TWO, [(3000, 3072), (3072, 5000), (3072, 5000)]),
     "wide": (PRODUCT.replace("y:256", "y:128").replace("sigmoid", "tanh"), [(4096, 4096), (4096, 4096)]),
 }
 

@@ -127,6 +127,18 @@ def test_scales_of_blocks():
     torch.testing.assert_close(got.double(), wide[0] @ wide[1].T, rtol=2**-7, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("copied", ["f_left.block(m:16, k:16); f_left.tensorize(m:16, k:16); f.stage(W);", "f.stage(A, W);"])
+def test_copies_of_float8_are_in_float8_and_change_no_value(copied, dtype):
+    a, w = numbers(K - 1, M, dtype=dtype), numbers(N, K - 1, dtype=dtype)
+    a[0, 0], w[3, 1] = -0.0, float("nan")
+    text = "Func f; In A, W; Var m, n; RVar k; f[m, n] = rdot(A[k, m], W[n, k], k); f.block(m:32, n:32); f.tensorize(m:32, n:32, k:32);"
+    program = dtkernels.compile(text + copied)
+    got, want = program(a, w), a.double().T @ w.double().T
+    assert torch.equal(got.isnan(), want.isnan()) and got.isnan().sum() == M
+    torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=1e-4 if dtype == E5M2 else 1e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize("how", ["g.block(m:16, k:64); g.tensorize(m:16, k:64);", "g.fuse_at(f, k);"])
 def test_a_cast_is_an_operand_in_float8_stored_or_fused(how):
     text = f"Func g, f; In A, W; Var m, n, k; g[m, k] = cast(A[m, k] * 2, e4m3); f[m, n] = rdot(g[m, k], W[n, k], k); {how} f.block(m:32, n:32); f.tensorize(m:32, n:32, k:32); f.compile();"

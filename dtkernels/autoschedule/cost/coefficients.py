@@ -86,6 +86,7 @@ STREAMS = Rates(
 )  # fmt: skip
 #: 16-bit products of a multiprocessor relative to the fitted ones, by compute capability: datasheets' figures, unmeasured
 UNITS = {"80": 0.39, "89": 0.34, "90": 1.0, "100": 2.0}
+FLOAT8 = 2.0  #: products in float8 relative to those of 16 bits, by the datasheets
 
 
 class RatesOfKinds(NamedTuple):

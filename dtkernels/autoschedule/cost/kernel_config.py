@@ -34,6 +34,7 @@ class Choices:
     reordered: tuple[str, ...] = ()
     split: Sizes = ()
     persistent: bool = False
+    ping_pong: bool = False  #: whether two consumer warpgroups take blocks in turn
     descriptors: tuple[str, ...] = ()
     staged: tuple[str, ...] = ()  #: tensors that are copied to aligned rows first
     aligned: bool = False  #: its rows are written aligned
@@ -114,7 +115,7 @@ class KernelConfig(Choices):
     def pieces(self) -> int:
         """Return into how many a tail cuts a block of the last wave."""
         tail = dict(self.tail)
-        return math.prod(size // tail[label] for label, size in self.blocks if label in tail)
+        return math.prod(max(1, size // tail[label]) for label, size in self.blocks if label in tail)
 
     @cached_property
     def added(self) -> dict[str, str]:
@@ -209,7 +210,7 @@ def _pairs(pairs: Pairs) -> str:
 
 #: primitive -> field, in the order in which they are printed
 _FIELDS = {
-    "block": "blocks", "tensorize": "tiles", "map": "order", "reorder": "reordered", "split": "split", "persistent": "persistent", "descriptor": "descriptors",
+    "block": "blocks", "tensorize": "tiles", "map": "order", "reorder": "reordered", "split": "split", "persistent": "persistent", "ping_pong": "ping_pong", "descriptor": "descriptors",
     "stage": "staged", "align": "aligned", "stages": "stages_of", "specialize_warps": "specialized", "unroll": "unrolled", "tail": "tail",
     "stream": "stream", "chunk": "chunked", "evict": "evictions", "approximate": "approximations", "specialize": "constants",
     "cluster": "cluster", "maxnreg": "maxnreg", "num_warps": "num_warps", "num_stages": "num_stages",
@@ -217,7 +218,7 @@ _FIELDS = {
 _FORMS = (
     (_sizes, ("block", "tensorize", "split", "stages", "unroll", "tail", "stream", "chunk")),
     (_order, ("map",)), (_pairs, ("evict", "approximate")), (str, ("cluster", "maxnreg", "num_warps", "num_stages")),
-    (", ".join, ("reorder", "descriptor", "stage", "specialize_warps", "specialize")), (lambda _: "", ("persistent", "align")),
+    (", ".join, ("reorder", "descriptor", "stage", "specialize_warps", "specialize")), (lambda _: "", ("persistent", "ping_pong", "align")),
 )  # fmt: skip
 _PRINTED = {name: form for form, names in _FORMS for name in names}
 

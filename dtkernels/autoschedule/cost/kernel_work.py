@@ -20,6 +20,7 @@ L2_KEEPS = 0.5  #: the part of the L2 that holds what several waves read
 ASYNC = 4  #: bytes of the smallest load that goes to shared memory by itself; smaller ones pass through registers
 PACKED = 8  #: most elements packed in one
 UNITS = 16  #: rows of the smallest tile of the matrix units
+FLOAT8_DEPTH, PROMOTED = 32, 128  #: terms that an instruction adds up in float8, and after which the sum is added to float32 (codegen/emit/triton/expr.py)
 MULTIPROCESSOR = 1.004  #: shared memory of a multiprocessor over what one block may take
 WIDE = 16  #: elements of a tile from which on they are one vector, not several sums
 BASE, VALUE, READ, CARRIED = 22, 0.3, 0.38, 0.55  #: registers of a thread, and of each element: by what ptxas gave 336 kernels of rows and columns, to 13%
@@ -66,6 +67,7 @@ class Work(NamedTuple):
     masked: bool = False  #: the same, where their number is no multiple of 16: Triton knows of no vector that a mask takes whole
     depth: int = 0  #: terms of the sum in a step
     merges: int = 0  #: kernels that merge the parts of a split
+    float8: bool = False  #: whether the matrix units multiply float8
 
 
 class _Access(NamedTuple):
@@ -283,6 +285,7 @@ class _Count:
                 half = 0.5 + 0.5 * min(1.0, self.step[label] * 2 / self.filled[label])
                 self.filled[label] *= half
                 self.extent[label] *= half
+        self.float8 = target.has_float8 and products and self._depth() >= FLOAT8_DEPTH and all(f.name in plan.known.float8 for f, _ in plan.members if f.products)
 
     def of(self, table: dict, label: str) -> float:
         """Return the entry of a label, or of the labels that stand in its place."""
@@ -311,6 +314,8 @@ class _Count:
     def bytes_of(self, tensor: str) -> int:
         """Return the bytes of an element: products read and outputs have the dtype of the call, other Funcs are float32."""
         known = self.plan.known
+        if tensor in known.bytewise:
+            return 1
         return self.itemsize if tensor not in known.funcs or tensor in known.multiplied or tensor in known.outputs else 4
 
     def work(self, live: float) -> Work:
@@ -364,6 +369,7 @@ class _Count:
         for func, _ in plan.members if plan.apart else ():
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if {*plan.split} & {*func.reduced} else 0.0
         heavy, light = self._arithmetic()
+        light += multiplied / 2 / min(self._depth(), PROMOTED) if self._promotes() else 0.0
         if streamed:
             terms = self._multiplied()[0]
             light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)
@@ -371,16 +377,26 @@ class _Count:
         parted = any(len(binary_parts(self.step.get(x, 1))) > 1 for p, _, _ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
-                    added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, *self._float32_products(), plan.apart or int(merged > 0))  # fmt: skip
+                    added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, *self._float32_products(), plan.apart or int(merged > 0), self.float8)  # fmt: skip
+
+    def _depth(self) -> int:
+        """Return the terms of the sum in a step, of the shallowest product."""
+        return min(max((self.step.get(x, 1) for x in p.reduced), default=1) for p, _, _ in self.plan.products)
+
+    def _promotes(self) -> bool:
+        """Return whether each step's sums are added to those in float32 by the cores: the matrix units of compute capability 9.0 keep too few bits."""
+        return self.float8 and self.target.arch == 90 and not self._approximates()
+
+    def _approximates(self) -> bool:
+        return any(name == "rdot" for c in self.plan.config.choices() for name, _ in c.approximations)
 
     def _float32_products(self) -> tuple[bool, bool, bool, int]:
         """Return what the time of float32 products depends on besides their tile: see ``Work``."""
         if self.itemsize < 4 or not self.plan.products:
             return False, False, False, 0
-        tripled = any(name == "rdot" for c in self.plan.config.choices() for name, _ in c.approximations)
+        tripled = self._approximates()
         crossed = [x for product, _, _ in self.plan.products for x in self.plan.crossed(product)]
-        depth = min(max((self.step.get(x, 1) for x in p.reduced), default=1) for p, _, _ in self.plan.products)
-        return tripled, bool(crossed), any(self.sizes.get(x, 1) % VECTOR for x in crossed), depth
+        return tripled, bool(crossed), any(self.sizes.get(x, 1) % VECTOR for x in crossed), self._depth()
 
     def _registers(self, access: _Access, tile: float, vector: float) -> float:
         """Return registers of a tile's loads: an address each, or address and data where no copy to shared memory runs by itself."""
@@ -466,7 +482,7 @@ class _Count:
         room = 255.0
         if rows:
             operands = tile_bytes / self.itemsize / threads if self.itemsize > 2 else issued / threads
-            registers, shared = 44 + each + operands, config.stages * tile_bytes + held_bytes
+            registers, shared = 44 + each * (2 if self._promotes() else 1) + operands, config.stages * tile_bytes + held_bytes
         else:
             registers = 28 + each * live if streamed else BASE + each * self._values(most)
             shared = max(config.all_of("stages_of").values(), default=0) * tile_bytes

@@ -85,10 +85,24 @@ class Outline(NamedTuple):
 
 
 class Known:
-    """An outline with its Funcs by name, and the outputs. It is equal to itself alone, so that caches need not compare outlines."""
+    """An outline with its Funcs by name, and the outputs. It is equal to itself alone, so that caches need not compare outlines.
 
-    def __init__(self, outline: Outline, outputs: tuple[str, ...] = ()):
-        self.outline, self.outputs = outline, frozenset(outputs)
+    ``float8``: the Funcs whose products are all in float8; ``bytewise``: their operands that are in float8 in memory.
+    """
+
+    def __init__(self, outline: Outline, outputs: tuple[str, ...] = (), float8: frozenset[str] = frozenset(), bytewise: frozenset[str] = frozenset()):
+        self.outline, self.outputs, self.float8, self.bytewise = outline, frozenset(outputs), float8, bytewise
+
+    @staticmethod
+    def of(algorithm: Algorithm, outputs: tuple[str, ...] = ()) -> Known:
+        """Return what is known of a prepared algorithm and of the inputs that are float8 in its calls."""
+        from ...algebra.operand_types import products
+        from ...lang import expr as ex
+
+        dots = products(algorithm) if algorithm.has_float8 else []
+        float8 = {f for f, _, wanted in dots if wanted.float8} - {f for f, _, wanted in dots if not wanted.float8}
+        read = {a.tensor for f, dot, _ in dots if f in float8 for a in ex.accesses(dot)}
+        return Known(Outline.of(algorithm), outputs, frozenset(float8), frozenset(read & algorithm.float8_buffers.keys()))
 
     @cached_property
     def funcs(self) -> dict[str, FuncOutline]:

@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .coefficients import Rates, RatesOfKinds, rates_of
+from .coefficients import FLOAT8, Rates, RatesOfKinds, rates_of
 from .kernel_config import KernelConfig
 from .kernel_work import KernelPlan, Work, plans
 from .outline import Known
@@ -113,11 +113,14 @@ def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
         loading *= c.passed if config.stages_of and not work.products else 1.0
         return _either(computing, loading, c.inner) * (1 + c.spills * (work.spilled - 1))
     multiplying = work.multiplied / _rate(work, c) * _shape(work, config, c)
+    if config.ping_pong:  # one warpgroup computes while the other multiplies
+        return _either(_either(multiplying, loading, c.inner), computing * c.beside, c.inner) * (1 + c.spills * (work.spilled - 1))
     return (_either(multiplying, loading, c.inner) + computing * c.beside) * (1 + c.spills * (work.spilled - 1))
 
 
 def _rate(work: Work, c: Rates) -> float:
-    return c.ordinary_rate if work.ordinary else c.tripled_rate if work.tripled else c.wide_rate if work.itemsize > 2 else c.rate
+    narrow = c.rate * (FLOAT8 if work.float8 else 1.0)
+    return c.ordinary_rate if work.ordinary else c.tripled_rate if work.tripled else c.wide_rate if work.itemsize > 2 else narrow
 
 
 def _requests(work: Work, c: Rates) -> float:
@@ -146,7 +149,7 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
     shape *= (c.lone if config.persistent and groups <= 1 else 1.0) * (c.parted if work.parted else 1.0)
     if work.products == 1:
         shape *= c.tall if work.rows > work.columns else c.low if work.rows < GROUP_ROWS <= work.columns else 1.0
-    return shape * (c.specialized if config.specialized else 1.0)
+    return shape * (c.specialized if config.specialized and work.products > 1 else 1.0)
 
 
 def _tripled_shape(work: Work, config: KernelConfig, c: Rates) -> float:

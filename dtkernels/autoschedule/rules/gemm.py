@@ -36,6 +36,7 @@ def product_configs(shape: SchedulingProblem, root: str, members: list[str]) -> 
     if not shape.has_products_alone(root, members):
         return
     main, dot = main_product(shape, members)
+    shape = shape.of_operands(products(shape, members))
     labels = shape.algorithm[root].labels
     both = zip(sides(shape, root, dot), (dot.left, dot.right))
     rows, columns = (sorted(side, key=lambda label, e=operand: _worth(shape, root, e, dot, label)) for side, operand in both)  # type: ignore[misc]  # tiles lie along the last
@@ -123,7 +124,8 @@ class _Product:
                 continue
             of, blocks = of._replace(stages=min(of.stages, room)), self._blocks(m, n, of.rows, of.columns, batch)
             large = blocks >= cores // 2 and min(of.rows, of.columns) >= 64
-            yield self._config(of)
+            blocked = through[0] if large and through and self.shape.itemsize == 1 else {}
+            yield self._config(of, {**blocked, "persistent": False})  # float8 by pointers: 33 us where descriptors take 29, at 1000 x 3000 x 2000 on an H100
             steps = k // of.depth
             for count in gemm_candidates.parts(blocks, steps, cores):
                 yield self._config(of, parts=count)
@@ -153,6 +155,8 @@ class _Product:
     @cached_property
     def _result_bytes(self) -> int:
         """The bytes of an element of the result, as it is stored."""
+        if self.shape.itemsize == 1:
+            return self.shape.result_bytes() if self.root in self.shape.outputs else 4
         narrow = self.root in self.shape.outputs or self.root in operands_only(self.shape.algorithm)
         return min(self.shape.itemsize, 4) if narrow else 4
 
@@ -194,6 +198,8 @@ class _Product:
             return self._few_rows_of_codes(m, n, narrow), {}
         if self._converts_once(m, n):
             return GemmTile(2 * TILED, TILED, 64, 8, 3), {}  # each code is unpacked once
+        if shape.itemsize == 1 and plain:
+            return self._float8_tile(m, n, k, batch)
         if shape.itemsize != 2 or not plain:
             bm, bn = each_of(self.dots, bm, min(256 if shape.itemsize == 2 else 128 * len(self.dots), bn))
             while bm * bn > 64 * 64 and self._blocks(m, n, bm, bn, batch) < shape.target.multiprocessors:
@@ -245,6 +251,19 @@ class _Product:
         every = (a for side in (self.dot.left, self.dot.right) for a in ex.accesses(side) if a.index and types.get(a.tensor) in CODES and ex.free_labels(side) == ex.free_labels(a))
         return max((BYTES[types[a.tensor]] / packed(replace(a, index=a.index[-1:])) for a in every if ex.free_labels(a.index[-1]) - {*self.dot.labels}), default=0.0)
 
+    def _float8_tile(self, m: int, n: int, k: int, batch: int) -> tuple[GemmTile, dict[str, Any]]:
+        """Return the largest tile whose blocks fill the GPU: the accumulators of 128 columns leave registers for the sums of a step beside them."""
+        bm, bn = min(128, max(16, next_power_of_two(m))), min(128, max(16, next_power_of_two(n * len(self.dots))))
+        if min(m, n) <= NARROW:
+            bm, bn = min(bm, 64), min(bn, 64)
+            return GemmTile(bm, bn, *self._fit_shared_memory(bm, bn, 256, 5)), {}
+        for small in ((bm, bn), (min(bm, 64), bn), (min(bm, 64), min(bn, 64))):
+            if 10 * self._blocks(m, n, *each_of(self.dots, *small), batch) >= 9 * self.shape.target.multiprocessors:
+                break
+        bm, bn = each_of(self.dots, *small)
+        depth, _, stages = self._fit_shared_memory(bm, bn, 128, 4)
+        return GemmTile(bm, bn, depth, 8 if bm * bn >= 128 * 128 else 4, stages), self._descriptors() if small[0] >= 64 else {}
+
     def _few_rows_of_codes(self, m: int, n: int, narrow: float) -> GemmTile:
         """Return a tile for few rows beside an operand that is converted from fewer bytes; as many of these are on the way as of a plain one.
 
@@ -269,8 +288,8 @@ class _Product:
     def _sliding_tile(self, bm: int, bn: int) -> GemmTile:
         """Return tiles whose loads, each with an address of its own, leave registers for the accumulator: 16 of 16 bits a thread, 8 of 32."""
         kept = any(reduction_labels(self.shape.algorithm, m) for m in self.members if m != self.main)  # beside the accumulator
-        bm, bn = min(bm, 128 if self.shape.itemsize == 2 and not kept else 64), min(bn, 64)
-        return GemmTile(bm, bn, 32 if self.shape.itemsize == 2 else 16, 8 if kept or bm * bn > 64 * 64 else 4, 3)
+        bm, bn = min(bm, 128 if self.shape.itemsize <= 2 and not kept else 64), min(bn, 64)
+        return GemmTile(bm, bn, 32 if self.shape.itemsize <= 2 else 16, 8 if kept or bm * bn > 64 * 64 else 4, 3)
 
     def _width(self, bm: int, bn: int) -> int:
         return width(self.shape, self.members, dict.fromkeys(self.rows[-1:], bm) | dict.fromkeys(self.columns[-1:], bn))
@@ -325,7 +344,7 @@ class _Product:
 
         A tile of such rows takes up to twice the loads; along the sum of the product few enough to be hidden, unless the other's are such too.
         """
-        found = [self._descriptors()] if self.shape.itemsize == 2 else []
+        found = [self._descriptors()] if self.shape.itemsize <= 2 else []
         half = [t for t in self._sides() if t in self.shape.algorithm.inputs and self.shape.aligned({t}) and not self.shape.aligned({t}, SECTOR)]
         if not found or not found[0] or not half:
             return [f for f in found if f]
@@ -342,10 +361,15 @@ class _Product:
             return {}
         loose = [t for t in sides if not shape.aligned({t})]
         found: dict[str, Any] = {"persistent": True} if may_be_persistent(shape, self.dots) else {}
-        found["descriptors"] = (*sides, *([root] if shape.aligned({root}) else []))
+        found["descriptors"] = (*sides, *([root] if self._stores_aligned() else []))
         found["aligns"] = tuple(t for t in loose if t in shape.algorithm)
         found["staged"] = tuple(t for t in loose if t in shape.algorithm.inputs)
         return found
+
+    def _stores_aligned(self) -> bool:
+        """Return whether rows of the result start at multiples of 16 bytes."""
+        each = self._result_bytes if self.shape.itemsize == 1 else self.shape.itemsize
+        return self.shape.row_stride(self.root) * each % 16 == 0
 
     def _tail(self, bm: int, bn: int, waves: float) -> Sizes:
         """Cut the blocks of a last wave that is at most half full into quarters or sixths, so that it takes less time than a whole wave."""
@@ -353,7 +377,7 @@ class _Product:
         if waves < 1 or not 0 < rest <= 0.5 or not may_be_persistent(self.shape, self.dots):
             return ()
         longest = self.shape.longest(self.dot)
-        return (self.rows[-1], min(bm // 2, bm & -bm)), (self.columns[-1], min(bn // 2, bn & -bn)), (longest, 128)
+        return (self.rows[-1], min(bm // 2, bm & -bm)), (self.columns[-1], min(bn // 2, bn & -bn)), (longest, 256 // self.shape.itemsize)
 
     def _streams(self, blocks: int, steps: int, at_once: int) -> Iterator[Sizes]:
         """Yield parts for the sums of a last wave, if programs that run ``at_once`` take less time for them than for whole sums."""

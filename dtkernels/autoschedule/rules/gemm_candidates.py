@@ -50,6 +50,15 @@ TRIPLED_TILES = tuple(
         (128, 128, 32, 8, 3), (256, 64, 32, 8, 3),
     )
 )  # fmt: skip
+#: the same of float8 products: rows of as many bytes. The sums of a step, of at most 128 terms, take registers beside the accumulators
+FLOAT8_TILES = tuple(
+    GemmTile(*t)
+    for t in (
+        (16, 32, 256, 4, 5), (16, 64, 256, 4, 5), (16, 128, 256, 4, 4), (32, 64, 256, 4, 5), (32, 128, 256, 4, 4), (64, 16, 256, 4, 5), (64, 32, 256, 4, 5),
+        (64, 64, 128, 4, 5), (64, 128, 128, 4, 5), (64, 256, 128, 8, 4), (128, 16, 256, 4, 5), (128, 32, 256, 4, 4), (128, 64, 128, 4, 5), (128, 64, 128, 8, 5),
+        (128, 128, 128, 8, 3), (128, 128, 128, 8, 4), (256, 64, 128, 8, 4), (64, 192, 128, 8, 4), (128, 192, 128, 8, 3), (192, 128, 128, 8, 3),
+    )
+)  # fmt: skip
 PARTS = (2, 3, 4, 6, 8, 12, 16, 32)
 
 
@@ -57,13 +66,13 @@ def tiles(
     rows: int, columns: int, depth: int, batch: int, multiprocessors: int, itemsize: int = 2, tripled: bool = False
 ) -> Iterator[GemmTile]:
     """Yield the tiles worth considering for a product of these extents, whose operands take ``itemsize`` bytes an element."""
-    for tile in (*TILES, *PARTED) if itemsize == 2 else TRIPLED_TILES if tripled else WIDE_TILES:
+    for tile in FLOAT8_TILES if itemsize == 1 else (*TILES, *PARTED) if itemsize == 2 else TRIPLED_TILES if tripled else WIDE_TILES:
         if (tile.rows > 16 and tile.rows >= WASTED * rows) or (tile.columns > 16 and tile.columns >= WASTED * columns):
             continue
         if tile.rows == tile.columns == 16 and max(rows, columns) > 16:
             continue
         blocks = batch * -(-rows // tile.rows) * -(-columns // tile.columns)
-        if (tile.depth > 64 and tile.depth >= WASTED * depth and tile.rows * tile.columns > 16 * 64) or (
+        if (tile.depth * itemsize > 128 and tile.depth >= WASTED * depth and tile.rows * tile.columns > 16 * 64) or (
             blocks > LARGE * multiprocessors and tile.rows * tile.columns < 128 * 128 and min(rows, columns) > 64
         ):
             continue

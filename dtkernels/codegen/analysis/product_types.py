@@ -183,13 +183,23 @@ class InputTypes:
     def main(self, algorithm: Algorithm, sizes: Mapping[str, int]) -> str:
         """Return the dtype that schedules are chosen by: that of the product with the most work, or the results' if there is no product.
 
-        Products in float8 take the schedules of 16 bits.
+        Float8 where all products are in it; where only the largest one is, all take the schedules of 16 bits.
         """
         dots = products(self.typed(algorithm))
         if not dots:
             return self.result(algorithm)
         _, dot, wanted = max(dots, key=lambda found: work(found[1], sizes))
-        return "fp16" if wanted.float8 else self.operand(wanted)
+        if wanted.float8:
+            return wanted.float8 if all(other.float8 for _, _, other in dots) else "fp16"
+        return self.operand(wanted)
+
+
+def typed(algorithm: Algorithm, sizes: Mapping[str, int], types: int | InputTypes) -> tuple[Algorithm, int]:
+    """Return the algorithm with the inputs that are float8 in a call, and the bytes of an element that its schedule and its predicted time go by.
+
+    Beside products in float8 these are 2, of what they make.
+    """
+    return (algorithm, types) if isinstance(types, int) else (types.typed(algorithm), max(2, BYTES[types.main(algorithm, sizes)]))
 
 
 class ElementBytes(dict[str, int]):

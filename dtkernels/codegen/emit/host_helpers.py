@@ -170,6 +170,13 @@ def warpgroups(*tensors):
     return fits and (first.is_meta or first.is_cuda and torch.cuda.get_device_capability(first.device) == (9, 0))
 
 
+def float8_warpgroups(*tensors):
+    """Whether tensors are float8 that warpgroups of compute capability 9.0 multiply: all of one dtype."""
+    kinds, (first, *_) = {t.dtype for t in tensors}, tensors
+    fits = kinds in ({torch.float8_e4m3fn}, {torch.float8_e5m2})
+    return fits and (first.is_meta or first.is_cuda and torch.cuda.get_device_capability(first.device) == (9, 0))
+
+
 def ring_stages(most, fixed, each):
     """How many times ``each`` bytes beside ``fixed`` ones shared memory holds, 2 to ``most``."""
     return max(2, min(most, (232448 - 1024 - fixed) // each))

@@ -334,7 +334,8 @@ class Wrapper:
             d = self.algorithm[w]
             extents = self._held(w, d.labels, kernel)
             if w in self.aligned and extents:
-                extents[-1] = f"-(-{extents[-1]} // {PITCH}) * {PITCH}"
+                pitch = PITCH * (2 if w in self.algorithm.float8_buffers else 1)
+                extents[-1] = f"-(-{extents[-1]} // {pitch}) * {pitch}"
             shape = ", ".join(extents) + ("," if len(d.labels) == 1 else "")
             dtype = (
                 "torch.float32"

@@ -33,7 +33,7 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     """
     program = prelower(program)
     kernels = lower(program)
-    found = forms(kernels, target, program.pieces is None, program.algorithm.has_float8)
+    found = forms(kernels, target, program.pieces is None, frozenset(program.algorithm.float8_buffers) if program.algorithm.has_float8 else None)
     operands = Operands.of(program.algorithm, kernels, entry is not None if uniform is None else uniform)
     by_pointers = (print_kernel(f.pointers, program.algorithm, operands) for f in found if f.pointers)
     texts = {k.name: text for k, text in zip(kernels, by_pointers)}

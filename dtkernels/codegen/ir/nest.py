@@ -243,6 +243,7 @@ class Kernel:
     num_warps: int = 4
     num_stages: int = 3
     persistent: bool = False
+    ping_pong: bool = False  #: its consumer warpgroups take blocks in turn, where they are specialised
     options: tuple[tuple[str, int], ...] = ()  #: further launch options
     evict: tuple[tuple[str, str], ...] = ()  #: buffer -> which of its cached lines go first
     constants: tuple[str, ...] = ()  #: labels whose extent is known at compile time
@@ -305,7 +306,7 @@ def map_values(body: tuple[Statement, ...], change: Callable[[Tile], Tile]) -> t
 def nest_text(kernel: Kernel) -> str:
     """Print the nest as indented text, for people."""
     grid = ", ".join(f"{g.label}:{g.block}" for g in kernel.grid) or "one program"
-    extra = [*(["persistent"] if kernel.persistent else []), *(f"{k} {v}" for k, v in kernel.options)]
+    extra = [*(["persistent"] if kernel.persistent else []), *(["ping_pong"] if kernel.ping_pong else []), *(f"{k} {v}" for k, v in kernel.options)]
     extra += [f"evict {t} {policy}" for t, policy in kernel.evict] + [f"constant len({label})" for label in kernel.constants]
     extra += [f"descriptor {', '.join(kernel.descriptors)}"] if kernel.descriptors else []
     extra += [f"overlaps the kernel before it, waits {'first' if kernel.link.needs else 'last'}"] if kernel.link else []

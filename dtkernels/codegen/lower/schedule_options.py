@@ -33,6 +33,7 @@ class LaunchFields(TypedDict):
     num_warps: int
     num_stages: int
     persistent: bool
+    ping_pong: bool
     options: tuple[tuple[str, int], ...]
     block_stages: int
     approximate: tuple[str, ...]
@@ -60,6 +61,7 @@ class KernelOptions:
     ``f.stage(g)``, ``g`` a Func     rows of a buffer between kernels lie close  its rows start at multiples of 64, as by ``g.align()``
     ``f.approximate(tanh)``          ``tanh(x)``, exact to float32               the GPU's instruction, exact to 11 bits: for 16-bit results
     ``f.approximate(rdot)``          float32 products in float32                 as three products in TF32 each, where torch's setting is float32
+    the same, of float8 products     added to float32 every 128 terms            added up in the matrix units: about 14 bits on compute capability 9.0
     ``f.approximate(exp:1/4)``       ``exp2(x)``                                 the same, of every 4 one by multiply-adds: exp2_emulation.py
     ``f.unroll(k:2)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, loop_unroll_factor=2):``
     ``f.evict(A:first)``             ``tl.load(A_ptr + ...)``                    ``tl.load(A_ptr + ..., eviction_policy="evict_first")``
@@ -79,6 +81,8 @@ class KernelOptions:
     ``f.tail(x:64, y:128)``          the last wave of blocks like the others     its blocks cut finer, by a kernel of its own: tail_wave.py
     ``f.stream(k:4)``                the last wave adds up whole sums            four programs a block, and a kernel that merges: tail_wave.py
     ``f.persistent()``               one program a block                         ``for tile_id in tl.range(program, blocks, programs):``
+    ``f.ping_pong()``                consumers share the rows of a block         each of two consumers has blocks of its own: while one stores, the
+                                                                                 other multiplies; in the Gluon backend
     ===============================  ==========================================  ====================================================
 
     ``specialize_warps`` takes 4 warps in Triton's text, and does nothing there in a loop that a mask cuts into several
@@ -118,6 +122,7 @@ class KernelOptions:
             "num_warps": self.warps,
             "num_stages": number(self.root, "num_stages") or 3,
             "persistent": bool(self.schedule.of(self.root, "persistent")),
+            "ping_pong": bool(self.schedule.of(self.root, "ping_pong")),
             "options": tuple(
                 (name, value)
                 for name, value in (("maxnreg", number(self.root, "maxnreg")), ("cluster", number(self.root, "cluster")))
@@ -212,6 +217,9 @@ class KernelOptions:
     def _check_warps(self) -> None:
         """Raise DTError unless the kernel has the 4 warps and descriptor loads that Triton's warp specialization needs; it would silently do nothing."""
         at = self.where("specialize_warps")
+        if (pos := self.where("ping_pong")) is not None and (at is None or self.warps != 8 or not self.schedule.of(self.root, "persistent")):
+            allowed = f"{self.root}.specialize_warps(...), {self.root}.persistent(), {self.root}.num_warps(8) beside it"
+            raise DTError("ping_pong needs two warpgroups that stay for several blocks", found=f"{self.root} without them", allowed=allowed, at=pos)
         if at is None:
             return
         if (warps := self.warps) not in (4, 8, 16):

@@ -60,7 +60,7 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
     shift = _read_as_shift(tensor, algorithm, members)
     name, made = _copy_of(tensor, shift is not None, program, known)
     plain = ex.Access(tensor, tuple(ex.Label(label) for label in own))
-    copy = Definition(name, own, plain if shift is None else ex.Binary("*", shift, LOG2_E))
+    copy = Definition(name, own, algorithm.as_in_memory(plain) if shift is None else ex.Binary("*", shift, LOG2_E))
 
     def change(node: ex.Expr) -> ex.Expr:
         match node:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from ...codegen.ir.nest import Kernel
 from ...codegen.pipeline import lower, lower_one, prelower
-from ...lang.algorithm import Algorithm
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm, operand_names
 from ...lang.parser import parse_schedule
 from ...lang.schedule import PRIMITIVES, Bare, FuseAt, Primitive, Program, Schedule
 from ...lang.schedule_checks import check_schedule
@@ -91,15 +92,18 @@ def cut(algorithm: Algorithm, outputs: tuple[str, ...], text: str) -> ScheduleCa
     hosts = _hosts(schedule)
     found_in = (k.func for k in lower(Program(algorithm, schedule)))
     roots = tuple(dict.fromkeys(f for f in found_in if f in algorithm and f not in hosts))  # the reader of a copy computes it, and the parts' kernel a sum
-    found = plans_of(text)
+    found = plans_of(text, algorithm)
     joins = _joins(schedule)
     return ScheduleCandidate(tuple(found.get(root, KernelCandidate(joins, root, "")) for root in roots))
 
 
-def plans_of(text: str) -> dict[str, KernelCandidate]:
-    """Return the candidate of each kernel that the schedule ``text`` mentions, unchecked."""
+def plans_of(text: str, algorithm: Algorithm) -> dict[str, KernelCandidate]:
+    """Return the candidate of each kernel that the schedule ``text`` mentions, unchecked.
+
+    The kernel that computes an operand of a product belongs to the first one that reads it, as one that copies an input does.
+    """
     schedule = _uncompiled(text)
-    hosts = _hosts(schedule)
+    hosts = readers(algorithm, text) | _hosts(schedule)
 
     def root_of(func: str) -> str:
         seen = {func}
@@ -114,6 +118,14 @@ def plans_of(text: str) -> dict[str, KernelCandidate]:
         if p.name not in _FUSING:
             by_root.setdefault(root_of(p.func), []).append(p)
     return {root: KernelCandidate(joins, root, _sorted(found)) for root, found in by_root.items()}
+
+
+def readers(algorithm: Algorithm, text: str) -> dict[str, str]:
+    """Return each operand of a product that the schedule ``text`` gives a kernel of its own -> the first Func that reads it."""
+    stated = {f for f in parse_schedule(text).subjects() if f not in algorithm}
+    named = {name: e for name, e in (operand_names(algorithm).items() if stated else ()) if name in stated}
+    dots = [(d.name, n) for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)]
+    return {name: next(f for f, dot in dots if e in (dot.left, dot.right)) for name, e in named.items()}
 
 
 def _uncompiled(text: str) -> Schedule:

@@ -188,6 +188,8 @@ class ScheduleSearch:
             else:
                 self._seeded(rest[0], done.result)
         elif kind == "propose":
+            if done.failure:
+                print(f"tune: {rest[0].title()}: no proposal: {done.failure}")
             self._proposed(rest[-1], done.result or Proposal([], 0.0))
         elif kind == "refit":
             self.rates = done.result or self.rates
@@ -262,7 +264,7 @@ class ScheduleSearch:
         """Request the default schedule's candidates and those of earlier rows first, then the families' best estimates."""
         self.earlier.illegal.update(seeds.illegal)
         for cell in self.known.seeded(work, seeds):
-            starts = [*([seeds.cuts[cell.fused]] if cell.fused in seeds.cuts else []), *(c for c in seeds.earlier if c.fused == cell.fused)]
+            starts = [*([seeds.cuts[cell.fused]] if cell.fused in seeds.cuts else []), *(c for c in (seeds.default, *seeds.earlier) if c.fused == cell.fused)]
             first = list(dict.fromkeys(p for c in starts for p in c.plans if p.root == cell.root))
             ranked = {p: c for p, c in seeds.plans.items() if (p.fused, p.root) == (cell.fused, cell.root) and c is not None and p not in first}
             rest = sorted(ranked, key=ranked.__getitem__)

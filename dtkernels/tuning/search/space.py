@@ -15,13 +15,14 @@ from typing import Any
 from ...autoschedule.rules.reduction import reread
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
-from ...lang.algorithm import Algorithm
+from ...lang.algorithm import Algorithm, with_operands
 from ...lang.parser import parse_schedule
 from ...lang.schedule import (
     SHARES,
     AccumulateAt,
     Approximate,
     Argument,
+    Bare,
     Evict,
     Grouped,
     Map,
@@ -64,7 +65,7 @@ class Tiling:
         """Parse a candidate."""
         schedule: Schedule = parse_schedule(plan.tiles)
         known = ("block", "tensorize", "split", "map", "persistent", "descriptor", "specialize_warps", "num_warps", "num_stages")
-        apart = split_sums(plan)
+        apart = split_sums(plan) | stored_operands(plan)
         funcs = tuple(dict.fromkeys(p.func for p in schedule.primitives if p.func not in apart))
         tile = {k: v for f in funcs for k, v in schedule.sizes(f, "tensorize").items()}
         split = {k: v for f in funcs for k, v in schedule.sizes(f, "split").items()}
@@ -105,7 +106,9 @@ class Tiling:
             say("descriptor", self.descriptor)
         if self.specialized:
             say("specialize_warps", self.specialized)
-        left_out = ("num_warps", "num_stages") + (() if self.persistent and self.descriptor and not self.split else ("tail", "stream"))
+        fits = all(a.size <= self.block.get(a.label, a.size) for p in self.rest if isinstance(p, Sizes) and p.name == "tail" for a in p.sizes)
+        left_out = ("num_warps", "num_stages") + (() if self.persistent and self.descriptor and not self.split and fits else ("tail", "stream"))
+        left_out += () if self.persistent and self.descriptor and self.specialized and self.warps == 8 else ("ping_pong",)
         before = [p for p in self.rest if p.name not in left_out or p.func != self.root and p.name not in ("tail", "stream")]
         return "\n".join(map(str, (*found, *before, Number(self.root, "num_warps", (self.warps,)), Number(self.root, "num_stages", (self.stages,)))))
 
@@ -127,6 +130,7 @@ class Surroundings:
     @staticmethod
     def of(algorithm: Algorithm, plan: KernelCandidate, sizes: dict[str, int], tma: bool, wide: bool = False) -> Surroundings:
         """Collect them for the kernel of ``plan``."""
+        algorithm = with_operands(algorithm, stored_operands(plan))
         fused = parse_schedule(plan.fused).fused()
         members = [plan.root]
         for m in members:
@@ -138,6 +142,11 @@ class Surroundings:
         exponentials = any(isinstance(n, ex.Call) and n.fn == "exp" for n in nodes)
         tensors = tuple(dict.fromkeys((*read, plan.root)))
         return Surroundings(algorithm, tuple(members), sizes, len(dots), tensors, tma, exponentials, wide, _ordered(algorithm, plan))
+
+    def loose(self) -> tuple[str, ...]:
+        """Return the inputs among the operands whose rows do not all start at multiples of 16 bytes."""
+        labels = {x: self.algorithm.plain_labels(x)[-1:] for x in self.tensors if x in self.algorithm.inputs}
+        return tuple(x for x, last in labels.items() if last and last[0] and self.sizes.get(last[0], 0) % (4 if self.wide else 8))
 
     @property
     def product(self) -> bool:
@@ -159,6 +168,19 @@ def _ordered(algorithm: Algorithm, plan: KernelCandidate) -> tuple[str, ...]:
 def split_sums(plan: KernelCandidate) -> set[str]:
     """Return Funcs whose sums this kernel makes, in parts or by additions, and another one finishes: no step changes their statements."""
     return {p.func for p in parse_schedule(plan.fused).primitives if p.name in ("parts_at", "accumulate_at")}
+
+
+@lru_cache(maxsize=16384)
+def stored_operands(plan: KernelCandidate) -> frozenset[str]:
+    """Return the operands of its products that a kernel of their own computes first, with what is fused into that: no step changes their statements."""
+    hosts = {f: host for f, (host, _) in parse_schedule(plan.fused).fused().items()}
+    found = set()
+    for func in parse_schedule(plan.tiles).subjects() - {plan.root}:
+        root = func
+        while root in hosts:
+            root = hosts[root]
+        found |= {func} if root != plan.root else set()
+    return frozenset(found)
 
 
 def drawn(plan: KernelCandidate, around: Surroundings, steps: int, rng: random.Random) -> KernelCandidate:
@@ -287,10 +309,16 @@ def _descriptors(t: Tiling, around: Surroundings) -> Dimensions:
     """Use tensor descriptors, with and without warp specialization."""
     if not around.tma or not around.product:
         return
+    others, loose = tuple(p for p in t.rest if p.name not in ("stage", "ping_pong")), around.loose()
     ways = [(), around.tensors, tuple(x for x in around.tensors if x != t.root)]
-    found, loops = [dict(descriptor=way, specialized=()) for way in ways], around.looped(t)
+    found: list[dict[str, Any]] = [dict(descriptor=way, specialized=(), rest=others) for way in ways]
+    loops = around.looped(t)
+    if loose and loops:  # a descriptor reads aligned copies of these
+        found += [dict(descriptor=way, specialized=(), rest=(*others, Names(t.root, "stage", loose))) for way in ways[1:]]
     if t.descriptor and loops and t.warps == 4 and around.products == 1:
         found.append(dict(specialized=(loops[-1],)))
+    turns = [way for way in ways[1:] if loops and around.products == 1 and not t.split and any(t.block.get(x) in (64, 128) for x in around.algorithm[t.root].labels)]
+    found += [dict(descriptor=way, specialized=(loops[-1],), persistent=True, warps=8, rest=(*others, Bare(t.root, "ping_pong"))) for way in turns]
     yield found
 
 

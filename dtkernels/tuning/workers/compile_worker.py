@@ -6,15 +6,23 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
+from ...algebra.operand_types import rows_of
 from ...autoschedule.cost.coefficients import rates_of
-from ...autoschedule.default_schedule import schedules
+from ...autoschedule.cost.outline import Known
+from ...autoschedule.default_schedule import default_schedule, schedules
+from ...autoschedule.problem import SchedulingProblem
+from ...autoschedule.stored_operands import in_loop
 from ...codegen.analysis.resources import check_resources
 from ...codegen.emit.gluon.kernel import INFIX
 from ...codegen.emit.module import emit
 from ...codegen.ir.nest import Store, statements
 from ...codegen.target import Target
+from ...lang.algorithm import Algorithm, operand_names, with_operands
 from ...lang.errors import DTError
+from ...lang.parser import parse_schedule
+from ...lang.schedule import host
 from ...runtime.build.source_cache import load_module
 from ...runtime.build.specialization import narrowest
 from ...runtime.build.triton_compile import compile_kernel, plain_types, record_launches, stored_kernel_of
@@ -24,9 +32,9 @@ from ...runtime.tables.kernel_store import StoredKernel, digest
 from .. import deterministic_build  # noqa: F401  as tools/build.py does: what is timed is what is built
 from ..records import inputs_and_reference
 from ..records.problems import CallKind, TuningProblem, operator_of, time_model, variants_of
-from ..search.candidates import KernelCandidate, ScheduleCandidate, cut, kernels_of, part_counts, plans_of, with_aligned_rows
+from ..search.candidates import KernelCandidate, ScheduleCandidate, cut, kernels_of, part_counts, plans_of, readers, with_aligned_rows
 from ..search.model import RatesOfKinds, Residuals, Sample, kernel_plans, predicted, refitted
-from ..search.space import Surroundings, drawn, split_sums
+from ..search.space import Surroundings, drawn, split_sums, stored_operands
 
 WORSE = 3.0  #: ways to fuse, and random candidates, that are predicted to be this many times slower are dropped
 DRAWS, MUTATIONS, GENERATIONS, ANYWHERE = 64, 48, 3, 14  #: of a proposal; steps of a draw from the whole space
@@ -82,18 +90,22 @@ class CpuWorker:
         _, variant = variants_of(work.group)
         algorithm, outputs = variant.algorithm, variant.outputs
         found: Seeds | None = None
-        for schedule in schedules(algorithm, outputs, work.extents, work.group.itemsize, self.to):
+        asked = algorithm, outputs, work.extents, work.group.itemsize, self.to
+        for schedule in schedules(*asked):
             made = cut(algorithm, outputs, str(schedule))
             costs = {p: self._cost(work, made, p.root) for p in made.plans}
             if found is None:
-                found = Seeds(made)
+                first, found = made, Seeds(made)
             elif self._wasteful(work, made, costs, found):
                 continue
             found.cuts.setdefault(made.fused, made)
             found.plans |= costs
         assert found is not None
         for text in family_texts(work.group) if families else ():
-            self._family(work, completed(text, found.default, outputs), found)
+            self._family(work, completed(text, first, outputs), found)
+        found.default = cut(algorithm, outputs, str(default_schedule(*asked)))  # one of the above, whatever its estimate
+        found.cuts.setdefault(found.default.fused, found.default)
+        found.plans |= {p: self._cost(work, found.default, p.root) for p in found.default.plans if p not in found.plans}
         for text in earlier:
             self._earlier(work, text, found)
         return found
@@ -114,7 +126,7 @@ class CpuWorker:
     def _family(self, work: TuningProblem, text: str, found: Seeds) -> None:
         """Add the candidates of one schedule of a family that are legal."""
         _, variant = variants_of(work.group)
-        plans = plans_of(text)
+        plans = plans_of(text, variant.algorithm)
         fused = next(iter(plans.values())).fused if plans else ""
         if fused not in found.cuts:
             try:
@@ -153,14 +165,19 @@ class CpuWorker:
         known = {p: t for p, t in times.items() if t is not None}
         best = sorted(known, key=known.__getitem__)[:3]
         from_here = [p for p in (*(() if anew and seeds else best), *seeds)] or [p for p in whole.plans if p.root == root]
-        around = {p: Surroundings.of(variants_of(work.group)[1].algorithm, p, work.extents, self.to.has_tma, work.group.dtype == "fp32") for p in from_here[:1]}
-        near = next(iter(around.values()))
-        pool = dict.fromkeys((*seeds, *(drawn(rng.choice(from_here), near, rng.randint(2, ANYWHERE), rng) for _ in range(DRAWS))))
+        around: dict[frozenset[str], Surroundings] = {}  #: by the operands that are stored first
+
+        def step(plan: KernelCandidate, steps: int) -> KernelCandidate:
+            if (form := stored_operands(plan)) not in around:
+                around[form] = Surroundings.of(variants_of(work.group)[1].algorithm, plan, work.extents, self.to.has_tma, work.group.dtype == "fp32")
+            return drawn(plan, around[form], steps, rng)
+
+        pool = dict.fromkeys((*seeds, *(step(rng.choice(from_here), rng.randint(2, ANYWHERE)) for _ in range(DRAWS))))
         at_random = [p for p in pool if p not in times and p not in seeds]
         for _ in range(GENERATIONS):
             ranked = sorted(pool, key=lambda p: self._predicted(work, whole, p, rates))
             parents = [*([] if anew else best), *ranked[:16]]
-            pool |= dict.fromkeys(drawn(rng.choice(parents), near, rng.randint(1, 3), rng) for _ in range(MUTATIONS))
+            pool |= dict.fromkeys(step(rng.choice(parents), rng.randint(1, 3)) for _ in range(MUTATIONS))
         left = [p for p in pool if p not in times]
         residuals = Residuals(list(known), [self._predicted(work, whole, p, rates) for p in known], list(known.values()))
         gains = residuals.gains(left, [self._predicted(work, whole, p, rates) for p in left])
@@ -178,6 +195,8 @@ class CpuWorker:
         """Return the rates of the cost model fitted to kernels: (problem, schedule, root, microseconds, best of its size)."""
         found = []
         for work, schedule, root, time, best in measured:
+            if readers(variants_of(work.group)[1].algorithm, schedule):
+                continue  # the time is of two kernels
             own = kernel_plans(schedule, root, time_model(work.group).known)
             if len(own) == 1:
                 found.append(Sample(own[0], work.sizes, work.group.itemsize, time, best))
@@ -244,8 +263,43 @@ class CpuWorker:
 
 @lru_cache(maxsize=1 << 16)
 def predicted_kernel(work: TuningProblem, schedule: str, root: str, to: Target, rates: RatesOfKinds) -> float:
-    """Return the microseconds of the kernel of ``root`` by the cost model."""
-    return predicted(kernel_plans(schedule, root, time_model(work.group).known), work.extents, work.group.itemsize, to, rates)
+    """Return the microseconds of the kernel of ``root`` by the cost model, with those of operands that are stored for it first.
+
+    Where there are such operands and a kernel computes them in its loop, that takes longer than is predicted of products.
+    """
+    sizes, each = work.extents, work.group.itemsize
+    if not computed_operands(work.group):
+        return predicted(kernel_plans(schedule, root, time_model(work.group).known), sizes, each, to, rates)
+    variant = variants_of(work.group)[1]
+    read = readers(variant.algorithm, schedule)
+    stating = stating_operands(work.group, frozenset(read))
+    hosts = parse_schedule(schedule).fused()
+    funcs = [root, *(f for f in stating.algorithm.funcs if host(f, hosts) == root)]
+    apart = [name for name, reader in read.items() if host(reader, hosts) == root]
+    time = sum(predicted(kernel_plans(schedule, f, stating.known), sizes, each, to, rates) for f in (root, *apart))
+    shape = SchedulingProblem(stating.algorithm, variant.outputs, sizes, each, to)
+    return time * in_loop(shape, tuple(f for f in dict.fromkeys(funcs) if shape.dots(f)))
+
+
+class Stating(NamedTuple):
+    """An algorithm with Funcs for some operands, and what the cost model knows of it."""
+
+    algorithm: Algorithm
+    known: Known
+
+
+@lru_cache(maxsize=256)
+def computed_operands(group: CallKind) -> tuple[str, ...]:
+    """Return the names of the operands of products that are computed."""
+    return tuple(name for name, e in operand_names(variants_of(group)[1].algorithm).items() if not rows_of(e))
+
+
+@lru_cache(maxsize=256)
+def stating_operands(group: CallKind, names: frozenset[str]) -> Stating:
+    """Return the algorithm of a group with Funcs for the operands among ``names``."""
+    variant = variants_of(group)[1]
+    algorithm = with_operands(variant.algorithm, names)
+    return Stating(algorithm, Known.of(algorithm, variant.outputs) if names else time_model(group).known)
 
 
 def family_texts(group: CallKind) -> Iterator[str]:

@@ -16,6 +16,7 @@ Nothing is in flight where a loop goes back: ptxas would run such products one b
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ...ir.nest import Accumulator, Assign, Axis, FetchLet, Index, Let, Load, Position, Put, Statement, Store, Tile, mask_axes
@@ -40,8 +41,13 @@ class Consumer:
     def lines(self) -> list[str]:
         """Return the body of the function."""
         k, p = self.k, self.p
-        k.lines = ["    done = 0  # blocks", "    it = 0  # tiles of the loop, over all blocks"]
+        if p.turns:
+            self.begin, self.end = k.bounds_of_all()
+        k.lines = ["    done = 0  # blocks", f"    it = {self._steps('WG') if p.turns else '0'}  # tiles of the loop, over all blocks"]
         depth = k.grid()
+        if p.turns:
+            first, step = "tl.program_id(0) + WG * tl.num_programs(0)", f"{p.consumers} * tl.num_programs(0)"
+            k.lines = [re.sub(r"range\(tl.program_id\(0\), (.*), tl.num_programs\(0\)\):", rf"range({first}, \1, {step}):", line) for line in k.lines]
         for s in p.before:
             self._statement(s, depth)
         for tile in p.resident:
@@ -59,6 +65,10 @@ class Consumer:
         if k.puts:
             k.line(1, "tma.store_wait(0)")
         return k.lines
+
+    def _steps(self, times: str) -> str:
+        """Return the tiles of the loop in so many blocks, all of which have as many."""
+        return f"{times} * tl.cdiv({self.end}, {self.k.tile(self.p.last.loop.axis)})"
 
     # -- statements on registers ------------------------------------------------------------------------------------
 
@@ -91,7 +101,7 @@ class Consumer:
         if axis.scalar or axis not in k.vectors:
             return
         base = {"block": k.first(axis), "loop": f"gl.cast({k.counter()}, gl.int32)"}.get(start, "")  # one type where several loops meet
-        base = f"{base} + WG * {k.length(axis)}" if rows and self.p.consumers > 1 else base
+        base = f"{base} + WG * {k.length(axis)}" if rows and self._wg_of_rows() != "0" else base
         steps = f"gl.arange(0, {k.length(axis)}, {k.expr.layout((axis,))})"
         k.line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")
         if axis in k.masked:
@@ -134,12 +144,16 @@ class Consumer:
         place = f"{s.buffer}_tiles.index({self._wg()})"
         k.line(depth, f"{place}{'.reshape([' + flat + '])' if flat != box else ''}.store({value}.to({s.buffer}_ptr.dtype.element_ty))")
         k.line(depth, "hopper.fence_async_shared()")
-        k.line(depth, f"tma_store({desc}, {k.coordinates(s, self._wg())}, {place})")
+        k.line(depth, f"tma_store({desc}, {k.coordinates(s, self._wg_of_rows())}, {place})")
 
     # -- loaded tiles -----------------------------------------------------------------------------------------------
 
     def _wg(self) -> str:
         return "WG" if self.p.consumers > 1 else "0"
+
+    def _wg_of_rows(self) -> str:
+        """Return which part of a block's rows this consumer computes."""
+        return "0" if self.p.turns else self._wg()
 
     def _resident_part(self, tile: FetchLet) -> str:
         """Return which of a resident tile's parts this consumer reads."""
@@ -292,6 +306,8 @@ class Consumer:
         k, p = self.k, self.p
         names = [q.name for q in p.last.direct]
         made = ", ".join(f"{n}_made" for n in names)
+        if p.turns:  # the other has read all tiles of its block
+            k.line(depth, "mbarrier.wait(turn.index(WG), (done + 1 + WG) & 1)")
         for step in p.steps:
             begin = self.begin if step is p.steps[0] else k.bound(step.loop.begin)
             end = self.end if step is p.last else k.bound(step.loop.end)
@@ -300,10 +316,21 @@ class Consumer:
             self._await(list(p.rings), "slot", "it", depth + 1)
             for q in step.direct:
                 left = self._view(q.loaded_left.name, (q.rows, *q.axes), "slot")
-                self._multiply(q, left, "slot", q.name, depth + 1)
-            k.line(depth + 1, f"{', '.join(names)} = hopper.warpgroup_mma_wait({len(names)}, deps=[{made}])")
-            self._release_slots(list(p.rings), "(it + STAGES - 1) % STAGES", depth + 1, f"{k.counter()} > {self.begin}")
+                self._multiply(q, left, "slot", "" if p.promotes else q.name, depth + 1)
+            if p.promotes:
+                k.line(depth + 1, f"{', '.join(f'{n}_step' for n in names)} = hopper.warpgroup_mma_wait(0, deps=[{made}])")
+                self._release_slots(list(p.rings), "slot", depth + 1)
+                for n in names:
+                    k.line(depth + 1, f"{n} += {n}_step")
+            else:
+                k.line(depth + 1, f"{', '.join(names)} = hopper.warpgroup_mma_wait({len(names)}, deps=[{made}])")
+                self._release_slots(list(p.rings), "(it + STAGES - 1) % STAGES", depth + 1, f"{k.counter()} > {self.begin}")
             k.line(depth + 1, "it += 1")
-        k.line(depth, f"{', '.join(names)} = hopper.warpgroup_mma_wait(0, deps=[{', '.join(names)}])")
-        self._release_slots(list(p.rings), "(it + STAGES - 1) % STAGES", depth, f"{self.begin} < {self.end}")
+        if p.turns:
+            k.line(depth, "mbarrier.arrive(turn.index(1 - WG), count=1)")
+        if not p.promotes:
+            k.line(depth, f"{', '.join(names)} = hopper.warpgroup_mma_wait(0, deps=[{', '.join(names)}])")
+            self._release_slots(list(p.rings), "(it + STAGES - 1) % STAGES", depth, f"{self.begin} < {self.end}")
+        if p.turns:
+            k.line(depth, f"it += {self._steps('1').removeprefix('1 * ')}  # those of the other's block")
         self._release_resident_tiles(depth)

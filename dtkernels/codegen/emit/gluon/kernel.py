@@ -43,7 +43,8 @@ class GluonPrinter(_KernelPrinter):
     def text(self) -> KernelText:
         base = self.kernel.name.replace("_descriptor", INFIX)
         consumer = self._function(
-            f"{base}_consumer", Consumer(self).lines(), f"Rows WG * {self.share()} on of each block.", "WG: gl.constexpr"
+            f"{base}_consumer", Consumer(self).lines(), "Every second block, from WG on." if self.plan.turns else f"Rows WG * {self.share()} on of each block.",
+            "WG: gl.constexpr",
         )
         producer = self._function(f"{base}_producer", self._producer(), "Brings tiles to where the consumers wait for them.")
         body = self._main(consumer, producer)
@@ -58,7 +59,8 @@ class GluonPrinter(_KernelPrinter):
             (access.buffer, f"({', '.join(self._value(b) for b in self.boxes[name])},)") for name, access in self.accesses.items()
         ]
         text.grid, text.labels = grid_size(replace(self.kernel, num_warps=32)), tuple(self.sizes)  # one program a multiprocessor
-        text.warps, text.condition = 4, f"warpgroups({', '.join(self._given(a.buffer) for a in self.accesses.values())})"
+        multiplied = [a for a in self.accesses.values() if isinstance(a, Fetch) or not self.plan.float8]
+        text.warps, text.condition = 4, f"{'float8_' if self.plan.float8 else ''}warpgroups({', '.join(self._given(a.buffer) for a in multiplied)})"
         return text
 
     # -- names ------------------------------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ class GluonPrinter(_KernelPrinter):
 
     def shared(self, tile: FetchLet) -> str:
         """Return ``CONSUMERS`` where each consumer has its own rows of a loaded tile, else ''."""
-        return str(self.plan.consumers) if self.plan.rows in tile.value.box and self.plan.consumers > 1 else ""
+        return str(self.plan.consumers) if self.plan.rows in tile.value.box and self.plan.consumers > 1 and not self.plan.turns else ""
 
     def _value(self, name: str) -> str:
         return self.tiles.get(name, name)
@@ -116,7 +118,7 @@ class GluonPrinter(_KernelPrinter):
                 layouts.append(f"    COLUMNS_{n}: gl.constexpr = gl.SliceLayout(0, MMA_{n})")
         text = "\n".join(layouts) + body
         made = [
-            f"    MMA_{n}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {self.tile(a)}, 16])"
+            f"    MMA_{n}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {self.tile(a)}, {32 if self.plan.float8 else 16}])"
             for n, a in columns.items()
             if f"MMA_{n}" in text
         ]
@@ -182,7 +184,10 @@ class GluonPrinter(_KernelPrinter):
         for ring in p.rings:
             for tile in ring.tiles:
                 lines.append(self._tiles(tile.name, tile.value, "STAGES" + (f" * {self.shared(tile)}" if self.shared(tile) else "")))
-            starts += self._barriers(ring.name, "STAGES", p.consumers)
+            starts += self._barriers(ring.name, "STAGES", 1 if p.turns else p.consumers)
+        if p.turns:
+            starts += ["    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())", "    for i in gl.static_range(2):",
+                       "        mbarrier.init(turn.index(i), count=1)"]  # fmt: skip
         for buffer, put in self.puts.items():
             lines.append(self._tiles(buffer, put, str(p.consumers)))
         return [*lines, *starts, "    hopper.fence_async_shared()"]
@@ -209,7 +214,13 @@ class GluonPrinter(_KernelPrinter):
 
     def _bytes(self, access: Fetch | Put, count: str) -> str:
         sizes = [self._value(b) for b in self.boxes[self.descriptor(access)] if b != "1"]
-        return " * ".join(["2", *([count] if count != "1" else []), *sizes])
+        return " * ".join([self._element_bytes(access), *([count] if count != "1" else []), *sizes])
+
+    def _element_bytes(self, access: Fetch | Put) -> str:
+        if not self.plan.float8:
+            return "2"
+        stored = {"bfloat16": "2", "float16": "2"}.get(self.algorithm.own_dtype(access.buffer) if access.buffer in self.algorithm else "", "4")
+        return "1" if access.buffer in self.algorithm.float8_buffers else stored
 
     # -- the producer -----------------------------------------------------------------------------------------------
 

@@ -275,12 +275,17 @@ class ExpressionPrinter:
         if kind is not None and kind.float8 and _depth(dot) < FLOAT8_DEPTH:
             kind = IN_FP16
         parts = [self._operand(left, right, kind, rows + dot.axes), self._operand(right, left, kind, dot.axes + columns)]
-        if older is not None:
+        depth = _depth(dot) if kind is not None and kind.float8 else 0
+        apart = older if FLOAT8_DEPTH <= depth <= MOST_IMPRECISE and "rdot" not in self.approximate else None
+        if older is not None and apart is None:
             parts.append(self.text(older, rows + columns))
-        if kind is not None and kind.float8 and (depth := _depth(dot)) >= FLOAT8_DEPTH:
-            parts.append(f"max_num_imprecise_acc={min(depth, MOST_IMPRECISE)}")
+        if depth >= FLOAT8_DEPTH:
+            parts.append(f"max_num_imprecise_acc={None if apart is not None or 'rdot' in self.approximate else min(depth, MOST_IMPRECISE)}")
         precision = 'EXACT if PRECISION == "ieee" else PRECISION' if "rdot" in self.approximate else "PRECISION"
-        return self.arrange(f"tl.dot({', '.join(parts)}, input_precision={precision})", rows + columns, order)
+        made = f"tl.dot({', '.join(parts)}, input_precision={precision})"
+        if apart is not None:  # the sum of a step is added in float32: by max_num_imprecise_acc, ptxas would wait for each instruction
+            made = f"{self._at(apart, rows + columns, _ATOM)} + {made}"
+        return self.arrange(made, rows + columns, order)
 
     def accumulate(self, older: Tile, dot: TileDot, order: tuple[Axis, ...]) -> str:
         """Return ``older + dot`` as one matrix instruction."""

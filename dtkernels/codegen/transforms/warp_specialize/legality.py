@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...ir import nest
 from ...ir.nest import WHOLE, Accumulator, Assign, Axis, Const, Fetch, Guard, Let, Load, Local, Op, Put, Store, Tile, TileReduce, axes_of
-from .plan import REGISTERS, SPARE, WIDEST, LoopStep, Refused, WarpSpecializedKernel, producer_names
+from .plan import FLOAT8_DEPTH, REGISTERS, SPARE, WIDEST, LoopStep, Refused, WarpSpecializedKernel, producer_names
 
 
 def in_work(step: LoopStep, name: str) -> bool:
@@ -31,8 +31,31 @@ def check_step(step: LoopStep) -> None:
         raise Refused("a tile that is loaded through a descriptor is used outside of products")
 
 
+def _check_turns(p: WarpSpecializedKernel) -> None:
+    """Check that consumers can take blocks in turn: each must know how many steps the blocks of the other have."""
+    if not p.kernel.persistent or not p.last.direct:
+        raise Refused("ping_pong of what is no persistent kernel of products that only add up")
+    if len(p.steps) > 1 or p.last.loop.begin is not None or p.last.loop.end is not None or p.resident:
+        raise Refused("ping_pong of blocks with loops of different lengths, or with tiles that stay")
+
+
+def _check_float8(p: WarpSpecializedKernel) -> None:
+    """Check that float8 is multiplied alone: this form has no conversions of it."""
+    least, most = FLOAT8_DEPTH
+    if not all(step.direct for step in p.steps) or p.resident:
+        raise Refused("products in float8 beside others, or of tiles that stay")
+    if not all(least <= a.tile <= most for step in p.steps for q in step.direct for a in q.axes):
+        raise Refused(f"products in float8 whose steps are not of {least} to {most} terms")
+    if any(isinstance(n, Op) and n.fn.endswith((":e4m3", ":e5m2")) for v in nest.values(p.kernel.body) for n in v.walk()):
+        raise Refused("a cast to float8")
+
+
 def check_plan(p: WarpSpecializedKernel) -> None:
     """Check a whole plan: dimensions of tiles, reductions, stores, resident tiles and the order of loops. Raises Refused."""
+    if p.float8:
+        _check_float8(p)
+    if p.turns:
+        _check_turns(p)
     body = (*p.before, *p.resident, *(s for step in p.steps for s in step.loop.body), *p.after)
     for tile in [s.value for s in body if hasattr(s, "value") and not isinstance(s.value, Fetch)] + [
         Local("", s.axes) for s in body if isinstance(s, Accumulator)
@@ -146,8 +169,11 @@ def _text(tile: Tile) -> str:
     return str(tile)
 
 
-def runs_behind(step: LoopStep, consumers: int, share: int) -> bool:
-    """Return whether registers suffice to run chained products one step behind. Raises Refused if they do not suffice at all."""
+def runs_behind(step: LoopStep, consumers: int, share: int, promotes: bool = False) -> bool:
+    """Return whether registers suffice to run chained products one step behind. Raises Refused if they do not suffice at all.
+
+    ``promotes``: each step's sums take registers beside those that they are added to.
+    """
 
     def each(columns: Axis, width: float = 1) -> float:
         return share * (columns.tile if columns.tile != WHOLE else 128) * width / 128
@@ -155,7 +181,7 @@ def runs_behind(step: LoopStep, consumers: int, share: int) -> bool:
     products = (*step.fresh, *step.chained, *step.direct)
     if any(q.columns.tile > WIDEST for q in products):
         raise Refused(f"a product of more than {WIDEST} columns")
-    held = sum(each(q.columns) for q in products)
+    held = sum(each(q.columns, 2 if promotes else 1) for q in products)
     held += sum(each(s.axes[-1]) for s in step.work if isinstance(s, Let) and isinstance(s.value, nest.Load) and len(s.axes) == 2)
     operands = sum(each(q.axes[0], 0.5) for q in step.chained)
     room = REGISTERS[consumers][0] - SPARE

@@ -9,6 +9,7 @@ from ...ir.nest import Assign, Axis, FetchLet, Kernel, Let, Local, Loop, Stateme
 
 REGISTERS = {1: (240, 24), 2: (240, 24), 4: (120, 24)}  #: consumers -> registers of a consumer thread, of a producer thread
 HALF = frozenset({64, 128})  #: rows that one consumer may have
+FLOAT8_DEPTH = (32, 128)  #: fewest and most terms of a step in float8
 WIDEST = 256  #: most columns of a product
 SPARE = 40  #: registers of a thread that are left for neither accumulators nor operands
 
@@ -74,12 +75,19 @@ class WarpSpecializedKernel:
     rings: tuple[Ring, ...]
     after: tuple[Statement, ...]
     stages: int
+    turns: bool  #: two consumers take whole blocks in turn: the products of one run beside what the other does with its results
+    float8: bool  #: its products multiply float8, and only add up
     behind: bool  #: chained products overlap the work on the next step's fresh ones; needs registers for both
 
     @property
     def share(self) -> int:
         """Return how many rows one consumer computes."""
-        return self.rows.tile // self.consumers
+        return self.rows.tile if self.turns else self.rows.tile // self.consumers
+
+    @property
+    def promotes(self) -> bool:
+        """Return whether the sums of each step are added in float32 by the cores, as the matrix units keep too few bits of sums of float8."""
+        return self.float8 and "rdot" not in self.kernel.approximate
 
     @property
     def last(self) -> LoopStep:

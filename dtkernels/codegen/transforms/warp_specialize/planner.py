@@ -1,5 +1,8 @@
 """Plan warp specialization: which nests the Gluon backend takes, and how they are divided into producer, consumers and rings of tiles.
 
+By ``ping_pong`` two consumers take whole blocks in turn instead. Where the loop has direct products alone and every block as many steps, one
+multiplies while the other computes on its results and stores them; each hands the tiles of the ring to the other when it has read its own.
+
 There is one form, whatever the kernel computes. The rows of a block are divided among consumer warpgroups, 64 or 128 each. A producer
 warp loads tiles of a reduction loop into ring buffers in shared memory. The loop may contain
 
@@ -68,7 +71,8 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
         raise Refused("tiles are computed between the loops")
     steps = tuple(_step(s, rows) for s in kernel.body if isinstance(s, Loop))
     resident = tuple(s for s in before if is_fetch(s))
-    behind = runs_behind(steps[-1], consumers, rows.tile // consumers)
+    promotes = _in_float8(_dots(loops)) and "rdot" not in kernel.approximate
+    behind = runs_behind(steps[-1], consumers, rows.tile // (1 if kernel.ping_pong else consumers), promotes)
     found = WarpSpecializedKernel(
         kernel,
         rows,
@@ -79,6 +83,8 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
         _rings(steps[-1]),
         after,
         _stages(kernel, loops),
+        kernel.ping_pong,
+        _in_float8(_dots(loops)),
         behind,
     )
     check_plan(found)
@@ -88,10 +94,10 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
 def _rows(kernel: Kernel, loops: list[Loop]) -> Axis:
     """Return the block axis that every product keeps and nothing reduces."""
     blocks = [s.axis for s in kernel.body if isinstance(s, Index) and s.start == "block" and not s.axis.scalar]
-    dots = [n for loop in loops for v in nest.values(loop.body) for n in v.walk() if isinstance(n, TileDot)]
+    dots = _dots(loops)
     if not dots:
         raise Refused("no matrix product in the loop")
-    if any(d.operands is not None and d.operands.fixed for d in dots):
+    if any(d.operands is not None and d.operands.fixed for d in dots) and not _in_float8(dots):
         raise Refused("an operand that a cast gives its dtype")
     kept = [
         a
@@ -107,6 +113,15 @@ def _rows(kernel: Kernel, loops: list[Loop]) -> Axis:
     return kept[0]
 
 
+def _dots(loops: list[Loop]) -> list[TileDot]:
+    return [n for loop in loops for v in nest.values(loop.body) for n in v.walk() if isinstance(n, TileDot)]
+
+
+def _in_float8(dots: list[TileDot]) -> bool:
+    """Return whether all products multiply float8."""
+    return all(d.operands is not None and bool(d.operands.float8) for d in dots)
+
+
 def _is_work(name: str, loops: list[Loop]) -> bool:
     """Return whether a local is computed in a loop rather than loaded."""
     return any(isinstance(s, Let) and s.name == name and not isinstance(s.value, Fetch) for loop in loops for s in loop.body)
@@ -116,6 +131,10 @@ def _consumers(kernel: Kernel, rows: Axis) -> int:
     count = kernel.num_warps // 4
     if kernel.num_warps % 4 or count not in REGISTERS:
         raise Refused(f"num_warps {kernel.num_warps}; 4, 8 or 16 make whole consumers")
+    if kernel.ping_pong:
+        if count != 2 or rows.tile not in HALF:
+            raise Refused(f"{rows.tile} rows for each of {count} consumers in turn; 64 or 128 for each of 2")
+        return count
     if rows.tile % count or rows.tile // count not in HALF:
         raise Refused(f"{rows.tile} rows for {count} consumers; 64 or 128 each")
     return count
