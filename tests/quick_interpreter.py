@@ -2,11 +2,14 @@
 
 It holds every sum and product of 32-bit integers against the same in 64 bits; a number that does not fit is wrong here as on a GPU,
 and is seen as a wrong result or, with tests/bounds.py, as an access outside the tensors. It makes a table of NumPy's types anew
-at every step, and holds the size of every value against that of its type. And for every launch, and every call of a function like tl.sum
-in one, it looks up the functions of triton.language and puts its own in their place.
+at every step, one of the constants of its shape for every value, and holds the size of every value against that of its type. For every launch,
+and every call of a function like tl.sum in one, it looks up the functions of triton.language and puts its own in their place. And it
+takes a kernel's source apart twice, once for the number of a line.
 """
 
 import inspect
+import linecache
+import math
 from dataclasses import replace
 from functools import cache
 
@@ -28,7 +31,37 @@ def install() -> None:
 
     interpreter._get_np_dtype = remembered
     interpreter.TensorHandle.__post_init__ = lambda self: None
+    _share_shapes(tl.core)
     _patch_once(interpreter, tl)
+    interpreter.FunctionRewriter._get_jit_fn_file_line = lambda rewriter: _place_of(rewriter.fn.__code__)
+
+
+def _place_of(code) -> tuple[str, int]:
+    """Return the file of a kernel and the line of its ``def``, which decorators precede."""
+    file, first = code.co_filename, code.co_firstlineno
+    return file, next((n for n in range(first, first + 100) if linecache.getline(file, n).lstrip().startswith("def ")), first)
+
+
+def _share_shapes(core) -> None:
+    """Have values of one shape share its constants, and types of one shape and element what they hold; nothing writes to either."""
+    make, types = core.block_type.__init__, {}
+
+    @cache
+    def constants(shape: tuple[int, ...]):
+        return core.constexpr(math.prod(shape)), core.tuple([core.constexpr(n) for n in shape])
+
+    def init(self, handle, type) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = constants(tuple(type.shape) if type.is_block() else ())
+
+    def init_type(self, element_ty, shape) -> None:
+        key = element_ty, tuple([n.value if type(n) is core.constexpr else n for n in shape])
+        if type(element_ty) is not core.dtype or key not in types:
+            make(self, element_ty, shape)
+        if type(element_ty) is core.dtype:
+            vars(self).update(types.setdefault(key, dict(vars(self))))
+
+    core.tensor.__init__, core.block_type.__init__ = init, init_type
 
 
 def _patch_once(interpreter, tl) -> None:
