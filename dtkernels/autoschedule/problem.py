@@ -126,9 +126,9 @@ class SchedulingProblem:
         labels = self.algorithm[tensor].labels if tensor in self.algorithm else self.algorithm.plain_labels(tensor)
         return math.prod(self.sizes.get(label, 1) if label else 1 for label in labels)
 
-    def aligned(self, tensors: set[str]) -> bool:
-        """Return whether rows of these tensors, laid out one after the other, start at multiples of 16 bytes."""
-        return all(self.row_stride(t) * self.itemsize % 16 == 0 for t in tensors)
+    def aligned(self, tensors: set[str], to: int = 16) -> bool:
+        """Return whether rows of these tensors, laid out one after the other, start at multiples of ``to`` bytes."""
+        return all(self.row_stride(t) * self.itemsize % to == 0 for t in tensors)
 
     def config(
         self,

@@ -382,13 +382,13 @@ def test_a_product_of_copies_with_aligned_rows(shape, more):
     m, n, k = shape
     text = MM + "mm.block(x:16, y:16); mm.tensorize(x:16, y:16, k:16); mm.stage(A, B);" + more
     check(text, *random((m, k), (k, n)))
-    assert source(text).count("_rows_kernel(") == 2 and "-(-size_k // 16) * 16" in source(text)
+    assert source(text).count("_rows_kernel(") == 2 and "-(-size_k // 64) * 64" in source(text)
 
 
 def test_a_func_between_kernels_with_aligned_rows():
     text = "Func a, f; In A, B; Var x, y, k; a[x, k] = A[x, k] + 1; f[x, y] = rdot(a[x, k], B[k, y], k); f.block(x:16, y:16); f.tensorize(x:16, y:16, k:16); a.align(); f.compile();"
     check(text, *random((21, 19), (19, 35)))
-    assert "a_out = torch.empty((size_x, -(-size_k // 16) * 16)" in source(text)
+    assert "a_out = torch.empty((size_x, -(-size_k // 64) * 64)" in source(text)
 
 
 @pytest.mark.parametrize("text, rule", [

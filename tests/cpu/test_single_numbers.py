@@ -61,7 +61,7 @@ def test_the_copy_of_a_shift_is_never_minus_infinity():
 
 def test_staging_what_another_kernel_makes_aligns_its_rows():
     assert source("f.stage(u);") == source("u.align();") != source("")
-    assert "u_out = torch.empty((size_b, -(-size_m // 16) * 16)" in source("f.stage(u);")
+    assert "u_out = torch.empty((size_b, -(-size_m // 64) * 64)" in source("f.stage(u);")
 
 
 def test_where_rows_of_numbers_start_is_said_in_the_kernel():

@@ -56,7 +56,7 @@ def test_an_outline_survives_json():
         assert Outline.read(json.loads(json.dumps(found))) == found
     (f,) = PRODUCTS.outline.funcs
     assert (f.reduced, f.heavy) == (("k",), 1) and f.products[0].rows == ("x",) and f.products[0].columns == ("y",)
-    assert PRODUCTS.pitches == {"k", "y"}
+    assert PRODUCTS.pitches == {"k": 32, "y": 32}
 
 
 def test_a_divided_label_joins_the_rows_of_a_product():

@@ -309,3 +309,14 @@ def tiled_labels(schedule: str) -> tuple[frozenset[str], tuple[str, ...]]:
     """Return (labels with tiles of more than one element or held whole, labels held whole)."""
     sized = [found for k in read_kernels(schedule) for c in k.choices() for found in (*c.blocks, *c.tiles)]
     return frozenset(label for label, size in sized if size != 1), tuple(dict.fromkeys(label for label, size in sized if size == 0))
+
+
+@lru_cache(maxsize=4096)
+def tiles_of(schedule: str) -> tuple:
+    """Return the blocks, tiles, warps and stages of each kernel of a schedule, and how it splits: what two schedules share that differ in copies."""
+    return tuple([(k.func, k.fused, k.blocks, k.tiles, k.split, k.persistent, k.warps, k.stages) for k in read_kernels(schedule)])
+
+
+def copied_inputs(schedule: str) -> tuple[str, ...]:
+    """Return the tensors that a schedule copies to aligned rows first."""
+    return tuple(dict.fromkeys(t for k in read_kernels(schedule) for t in k.staged))

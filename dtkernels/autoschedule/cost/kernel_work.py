@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...codegen.held_terms import HELD_BY_WARP
 from ...codegen.powers_of_two import binary_parts, next_power_of_two
 from .kernel_config import ORDERED, KernelConfig, read_schedule
-from .outline import FuncOutline, Known, Product, Read
+from .outline import SECTOR, VECTOR, FuncOutline, Known, Product, Read
 
 if TYPE_CHECKING:
     from ...codegen.target import Target
 
-SECTOR = 32  #: bytes that memory moves at least
-VECTOR = 16  #: bytes that a thread loads at most at once
+HALF_SECTORS = 2.25  #: times as long as others take tiles of rows that begin in the middle of a sector: products on an H100 took up to 1.67 times as long (benchmarks/h100/row_strides.txt)
 L2_KEEPS = 0.5  #: the part of the L2 that holds what several waves read
 ASYNC = 4  #: bytes of the smallest load that goes to shared memory by itself; smaller ones pass through registers
 PACKED = 8  #: most elements packed in one
@@ -238,7 +237,7 @@ def plans(schedule: str, known: Known) -> tuple[KernelPlan, ...]:
     read = read_schedule(schedule)
     written = {f for k in read.kernels for f in k.written} | read.outputs
     sums = {f for k in read.kernels for f in (*k.parted, *k.added)}
-    aligned = frozenset([k.func for k in read.kernels if k.aligned])
+    aligned = frozenset([c.func for k in read.kernels for c in k.choices() if c.aligned] + [t for k in read.kernels for t in k.aligns])
     kernels = [k for k in read.kernels if "" in known.funcs or (k.func in known.funcs and k.func not in sums)]
     fused = frozenset([f for k in read.kernels for f, _ in k.members if f in known.funcs and f not in written and f not in known.outputs])
     return tuple([_plan(k, known, aligned, fused) for k in kernels])
@@ -326,7 +325,7 @@ class _Count:
             times = self.times(access.around, access.whole)
             amount, asked = amount * times, asked * times
             aligned = access.read.tensor in plan.aligned
-            moved += amount
+            moved += amount * (HALF_SECTORS if plan.products and not streamed and not aligned and self._starts_within_sectors(access.read, each) else 1)
             if aligned or vector >= VECTOR:
                 requests += asked / VECTOR
             else:
@@ -445,6 +444,10 @@ class _Count:
         """Return whether a load of ``W[n, k / 2]`` reads each element of a tile once (codegen/transforms/tiles/packed_codes.py)."""
         tiles = [(self.step.get(x, 1), by) for x, by in read.labels if x in read.last and by > 1]
         return not self._is_streamed() and all(by % step == 0 or by <= PACKED and step / by >= UNITS for step, by in tiles)
+
+    def _starts_within_sectors(self, read: Read, each: int) -> bool:
+        """Return whether every second row begins in the middle of a sector; rows of other odd lengths count as short loads."""
+        return len(read.labels) > 1 and len(read.last) == 1 and self.sizes.get(read.last[0], 1) * each % SECTOR == VECTOR
 
     def _vector(self, last: tuple[str, ...], each: int) -> float:
         """Return the bytes of one load, by the alignment of rows."""

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 Index = tuple[tuple[str, int], ...]  #: labels of an access, each with the number that divides it
 
 
+SECTOR = 32  #: bytes that memory moves at least
+VECTOR = 16  #: bytes that a thread loads at most at once
+
+
 class Read(NamedTuple):
     """An access to an input or a Func."""
 
@@ -95,10 +99,17 @@ class Known:
         return dict(self.outline.aliases)
 
     @cached_property
-    def pitches(self) -> frozenset[str]:
-        """Labels whose extent is the row pitch of an input, if that is contiguous."""
-        reads = (r for f in self.outline.funcs for r in f.reads)
-        return frozenset(r.last[0] for r in reads if r.tensor not in self.funcs and len(r.last) == 1 and len(r.labels) > 1)
+    def pitches(self) -> dict[str, int]:
+        """Labels whose extent is the row pitch of an input, if that is contiguous: the bytes that fast rows start at multiples of.
+
+        Operands of products are loaded by whole sectors, others by vectors.
+        """
+        found: dict[str, int] = {}
+        for f in self.outline.funcs:
+            for r in f.reads:
+                if r.tensor not in self.funcs and len(r.last) == 1 and len(r.labels) > 1:
+                    found[r.last[0]] = max(found.get(r.last[0], 0), SECTOR if f.products else VECTOR)
+        return found
 
     @cached_property
     def multiplied(self) -> frozenset[str]:

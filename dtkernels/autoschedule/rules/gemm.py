@@ -13,6 +13,7 @@ from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig, Sizes, combined
+from ..cost.outline import SECTOR
 from ..float32_products import tripled_float32
 from ..problem import SchedulingProblem
 from . import gemm_candidates
@@ -101,7 +102,7 @@ class _Product:
         """
         tile = self._tile(of)
         block = {label: tile[label] for label in self.shape.algorithm[self.root].labels}
-        more = more or {}
+        more = combined(more or {}, self._padded)
         grouped = (self.rows[-1], self.columns[-1], group or (4 if more.get("persistent") else 8)) if self.rows and self.columns else None
         share = share if self._steps(tile) >= MERGED else 0
         return self.shape.config(self.root, block, tile, of.warps, of.stages, grouped, share, parts, **more)
@@ -109,7 +110,8 @@ class _Product:
     def _candidates(self) -> Iterator[KernelConfig]:
         """Yield schedules of this kernel: tiles, each plain, split, or with descriptors and persistent programs."""
         m, n, k, batch = self._extents
-        cores, through = self.shape.target.multiprocessors, self._descriptors() if self.shape.itemsize == 2 else {}
+        cores, through = self.shape.target.multiprocessors, self._through()
+        copied = [{"descriptors": tuple(self._sides()), "staged": more["staged"]} for more in through if more.get("staged")]
         for of in gemm_candidates.tiles(m, n * len(self.dots), k, batch, cores, self.shape.itemsize):
             if of in gemm_candidates.PARTED and len(self.dots) > 2:
                 continue
@@ -118,13 +120,14 @@ class _Product:
             if room < 2:
                 continue
             of, blocks = of._replace(stages=min(of.stages, room)), self._blocks(m, n, of.rows, of.columns, batch)
-            large = through and blocks >= cores // 2 and min(of.rows, of.columns) >= 64
+            large = blocks >= cores // 2 and min(of.rows, of.columns) >= 64
             yield self._config(of)
             steps = k // of.depth
             for count in gemm_candidates.parts(blocks, steps, cores):
                 yield self._config(of, parts=count)
-            if large:
-                yield from self._described(self._with_room(of), through, blocks, steps)
+                yield from (self._config(of, copies, parts=count) for copies in copied)
+            for more in through if large else ():
+                yield from self._described(self._with_room(of), more, blocks, steps)
             if self.shape.itemsize == 2 and min(m, n) <= NARROW and (ahead := combined(*(loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots))):
                 yield self._config(of, ahead)
 
@@ -283,6 +286,25 @@ class _Product:
 
     def _blocks(self, m: int, n: int, bm: int, bn: int, batch: int) -> int:
         return batch * -(-m // bm) * -(-n // bn)
+
+    @cached_property
+    def _padded(self) -> dict[str, Any]:
+        """Rows of operands that other kernels compute start where those of memory do, which costs nothing."""
+        shape = self.shape
+        own = tuple(t for t in self._sides() if t in shape.algorithm and t not in (*self.members, *shape.outputs) and not shape.aligned({t}, SECTOR))
+        return {"aligns": own} if own else {}
+
+    def _through(self) -> list[dict[str, Any]]:
+        """Return the ways to read operands through descriptors: as they lie, and from copies of those whose rows start in the middle of a sector.
+
+        A tile of such rows takes up to twice the loads; along the sum of the product few enough to be hidden, unless the other's are such too.
+        """
+        found = [self._descriptors()] if self.shape.itemsize == 2 else []
+        half = [t for t in self._sides() if t in self.shape.algorithm.inputs and self.shape.aligned({t}) and not self.shape.aligned({t}, SECTOR)]
+        if not found or not found[0] or not half:
+            return [f for f in found if f]
+        across = [t for t in half if self.shape.last_label(t) not in self.dot.labels]
+        return [*found, *(combined(found[0], {"staged": tuple(copied)}) for copied in dict.fromkeys((tuple(half), tuple(across))) if copied)]
 
     def _descriptors(self) -> dict[str, Any]:
         """Use tensor descriptors and persistent programs for large products.

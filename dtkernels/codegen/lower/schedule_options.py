@@ -57,7 +57,7 @@ class KernelOptions:
     ``f.stages(k:3)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, num_stages=3):``
     ``f.stages(x:3)``, ``x`` blocks  ``for tile_id in tl.range(...):``           ``for tile_id in tl.range(..., num_stages=3):``, if persistent
     ``f.stage(A)``                   reads ``A`` as the caller laid it out       reads a copy with aligned rows, made by a kernel: stage_aligned_copies.py
-    ``f.stage(g)``, ``g`` a Func     rows of a buffer between kernels lie close  its rows start at multiples of 16 bytes, as by ``g.align()``
+    ``f.stage(g)``, ``g`` a Func     rows of a buffer between kernels lie close  its rows start at multiples of 64, as by ``g.align()``
     ``f.approximate(tanh)``          ``tanh(x)``, exact to float32               the GPU's instruction, exact to 11 bits: for 16-bit results
     ``f.approximate(rdot)``          float32 products in float32                 as three products in TF32 each, where torch's setting is float32
     ``f.approximate(exp:1/4)``       ``exp2(x)``                                 the same, of every 4 one by multiply-adds: exp2_emulation.py

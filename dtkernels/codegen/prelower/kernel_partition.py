@@ -78,8 +78,8 @@ def _check_consumers(program: Program) -> None:
 
 
 def _check_aligned(program: Program, outputs: tuple[str, ...]) -> None:
+    inside = {*program.schedule.fused()} - {p.func for p in program.schedule.primitives if p.name == "store"}
     for p in program.schedule.primitives:
-        if p.name == "align" and (p.func in outputs or p.func in program.schedule.fused()):
-            raise DTError(
-                "align is for a Func between kernels", found=p.func, allowed="a Func that is neither compiled nor fused", at=p.pos
-            )
+        if p.name == "align" and (p.func in outputs or p.func in inside):
+            allowed = "a Func that is not compiled, and not fused unless it is stored"
+            raise DTError("align is for a Func between kernels", found=p.func, allowed=allowed, at=p.pos)

@@ -1,4 +1,4 @@
-"""Stage inputs through copies whose rows start at multiples of 16 bytes: ``f.stage(A)``.
+"""Stage inputs through copies whose rows start at multiples of 64 elements: ``f.stage(A)``.
 
 Before::
 
@@ -99,7 +99,8 @@ def _are_distinct_labels(labels: tuple[str | None, ...]) -> bool:
 def _aligned(program: Program, p: Primitive, func: str) -> Program:
     """Align the rows of a Func that the kernel of ``p`` reads from memory."""
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
-    members, taken = funcs_in_kernel(program, p.func), {*program.schedule.fused(), *program.outputs()}
+    stored = {q.func for q in program.schedule.primitives if q.name == "store"}
+    members, taken = funcs_in_kernel(program, p.func), ({*program.schedule.fused()} - stored) | {*program.outputs()}
     read = {a.tensor for m in members for a in ex.accesses(algorithm[m].expr)}
     between = sorted(f for f in (read & set(algorithm.funcs)) - members - taken)
     if func not in between:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ...autoschedule.cost.kernel_config import read_schedule, tiled_labels
 from ...codegen.powers_of_two import next_power_of_two
 from ..tables.table import Gpu, Row, RowKey, call_kind
 from .addition_order import fixed_order
-from .evidence import Sizes, TimeModel, predictions
+from .evidence import ITEMSIZE, Sizes, TimeModel, predictions
 from .size_buckets import bucket_anchor
 
 FAR = 0.75  #: from this distance on the default schedule competes with the row
@@ -100,25 +101,26 @@ def _refusal(row: Row, sizes: dict[str, int], spec: str) -> str:
     return ""
 
 
-def distance(row: Row, sizes: dict[str, int], pitches: frozenset[str] = frozenset()) -> float:
+def distance(row: Row, sizes: dict[str, int], pitches: Mapping[str, int] = MappingProxyType({})) -> float:
     """Return the Euclidean distance in log2 of sizes. Labels with one element per program count a quarter.
 
-    ``pitches``: labels whose extent is the row pitch of a tensor. A schedule that is fast for rows aligned to 16 bytes may be slow for
-    others, where loads are narrower.
+    ``pitches``: labels whose extent is the row pitch of a tensor, with the bytes that fast rows start at multiples of. A schedule that is fast
+    for such rows may be slow for others, whose loads are narrower or take more sectors.
     """
     return _distance(row, sizes, _logs(sizes), pitches)
 
 
-def _distance(row: Row, sizes: dict[str, int], logs: dict[str, float], pitches: frozenset[str]) -> float:
+def _distance(row: Row, sizes: dict[str, int], logs: dict[str, float], pitches: Mapping[str, int]) -> float:
     """Return ``distance``, given log2 of the sizes."""
     own, there_logs, total = row.sizes, row.logs, 0.0
-    tiled, widest = tiled_labels(row.schedule)[0], 4 if row.dtype == "fp32" else 8
+    tiled, itemsize = tiled_labels(row.schedule)[0], ITEMSIZE[row.dtype]
     for label, size in sizes.items():
         there = own.get(label, 1)
         if there != size:
             step = logs[label] - there_logs.get(label, 0.0)
             total += (1.0 if label in tiled else LIGHT) * step * step
-            if label in pitches and math.gcd(size, widest) != math.gcd(there, widest):
+            widest = pitches.get(label, itemsize) // itemsize
+            if math.gcd(size, widest) != math.gcd(there, widest):
                 total += UNLIKE
     return math.sqrt(total)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ...autoschedule.cost.kernel_config import copied_inputs, tiles_of
 from ...autoschedule.cost.outline import Known
 from ...autoschedule.cost.predicted_time import predicted_time
 from ...codegen.target import TARGETS, Target
 from ..tables.table import Gpu, RowKey
-from .evidence import ITEMSIZE, TimeModel
+from .evidence import ITEMSIZE, TimeModel, weight
 from .row_ranking import FAR, Candidate, bucket_of, distance, rank_rows
 from .table_loader import OpTable, op_table
 
@@ -104,7 +106,7 @@ def nearest(subject: Call, dtype: str, sizes: dict[str, int], target: Target, kn
     """Return the first usable row of ``choose`` with exactly the call's parameters; decided once for sizes of one bucket."""
     table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
     found = table.nearest(key, sizes, subject.spec, lambda: None if known is None else TimeModel(known, target, _measured_on(table.gpu_of(key), target)))
-    return found and found._replace(distance=distance(found.row, sizes, known.pitches if known else frozenset()))
+    return found and found._replace(distance=distance(found.row, sizes, known.pitches if known else {}))
 
 
 @lru_cache(maxsize=64)
@@ -118,8 +120,17 @@ def _measured_on(gpu: str | None, target: Target) -> Target:
 
 
 def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target) -> Choice:
-    """Let the default schedule ``text`` compete with the best row."""
+    """Let the default schedule ``text`` compete with the best row.
+
+    A measured row of the same tiles tells of it too, where the default schedule is that row's on copies with aligned rows.
+    """
     first, there = choice.usable[0], predicted_time(text, known, dict(bucket_of(choice.sizes)), ITEMSIZE[dtype], target)
+    told = [c for c in choice.usable if c.exact and c.row.measured and c.row.microseconds and not copied_inputs(c.row.schedule)] if copied_inputs(text) else []
+    alike = [c for c in told if tiles_of(c.row.schedule) == tiles_of(text)]
+    if alike:
+        nearest = min(alike, key=lambda c: c.distance)
+        model = TimeModel(known, target, _measured_on(choice.table.gpu, target))
+        there *= math.exp(weight(nearest.distance) * model.ratio(nearest.row.schedule, nearest.row))
     return replace(choice, default=there) if COMPILED * there < first.predicted else choice
 
 
