@@ -133,9 +133,9 @@ def _reach(
     if not isinstance(offset, int):
         offset = offset.to(torch.float32)
     if left is not None and not (fixed and surely(queries - 1 + offset - left <= 0)):
-        given |= {"starts": True, "first": _number(offset - left)}
+        given |= {"starts": True, "first": _number(offset - left if left else offset)}
     if right is not None and not (fixed and surely(offset + right >= keys - 1)):
-        given |= {"ends": True, "last": _number(offset + right)}
+        given |= {"ends": True, "last": _number(offset + right if right else offset)}  # a tensor: an addition of 0 would be a launch
     return given
 
 

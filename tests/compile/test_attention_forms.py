@@ -1,48 +1,22 @@
 """Attention's forms, forward and backward, to machine code for every target; and what their wrappers allocate."""
 
-import re
-
 import pytest
-import torch
+from attention_form_programs import SIZES, Allocated, arguments, programs
 
+import dtkernels
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import TARGETS, target
-from dtkernels.ops.attention_forms import calls  # noqa: F401 (makes the forms known)
-from dtkernels.ops.registry import shipped
-from dtkernels.runtime.aot_build import known_labels
 from dtkernels.runtime.build.source_cache import load_module
 from dtkernels.runtime.build.triton_compile import build, record_launches
 
-SIZES = {"b": 2, "h": 8, "m": 2048, "l": 2048, "d": 64, "n": 64, "K_1": 2, "h_in": 4, "span": 2048}
 FORMS = {
     "packed": ("attention_varlen", {"ranged": True, "keyed": True, "group": 4}, True),
     "packed with logsumexp": ("attention_varlen_lse", {"ranged": True, "keyed": True, "group": 4, "capped": True}, True),
     "segments": ("attention_segments", {"ranged": True, "keyed": True, "segmented": True, "sinks": True}, True),
     "dropout": ("attention_dropout", {"dropped": True, "causal": True}, True),
-    "pages": ("attention_paged", {"ranged": True, "group": 4, "page": 16}, False),
+    "pages": ("attention_paged", {"valid": True, "group": 4, "page": 16}, False),
+    "a cache": ("attention_lengths", {"valid": True, "keyed": True, "ends": True, "starts": True, "group": 4}, True),
 }
-
-
-def programs(name, params, backward, gpu):
-    """The programs of a form, as the default schedule has them."""
-    variant = shipped(name).variant(tuple(sorted(params.items())), frozenset(), 0)
-    pair = variant.pair(("Q", "K", "V")) if backward else None
-    for v in (variant, *((pair.forward, pair.backward) if pair else ())):
-        sizes = {label: SIZES[label] for label in known_labels(v.algorithm)} | ({"m": 1} if name.startswith("attention_paged") else {})
-        yield v, sizes, v.program(sizes, 2, gpu)
-
-
-def tensors(variant, sizes):
-    """Tensors on meta for a variant's inputs."""
-    for name in variant.algorithm.inputs:
-        shape = [sizes[x] if x else {"K": 2, "V": 2}.get(name, 4) for x in variant.signature.inputs[name]]
-        if name in ("K", "V") and "table" in variant.algorithm.inputs:
-            shape = [256, 2, 16, 64]
-        if name == "table":
-            shape = [sizes["b"], sizes["l"] // 16]
-        whole = name in ("lo", "hi", "begins", "stops", "of_q", "of_k", "table", "span")
-        wide = name in ("lse", "d_lse", "total_log")
-        yield torch.empty(shape, dtype=torch.int32 if whole else torch.float32 if wide else torch.bfloat16, device="meta")
 
 
 @pytest.mark.parametrize("gpu", ["a100", "l40s", "h200", "b200", "mi300x"])
@@ -52,17 +26,41 @@ def test_machine_code(form, gpu):
     if gpu not in ("h200", "mi300x") and form not in ("packed", "pages"):
         pytest.skip("two forms go to every target")
     for variant, sizes, program in programs(name, params, backward, TARGETS[gpu]):
-        given = [*tensors(variant, sizes), *(7 if scalar == "seed" else 0.125 for scalar in variant.algorithm.scalars)]
-        found = record_launches(load_module(emit(program, "call", TARGETS[gpu]), "form"), "call", tuple(given))
+        found = record_launches(load_module(emit(program, "call", TARGETS[gpu]), "form"), "call", arguments(variant, sizes))
         assert found and all(build(x, TARGETS[gpu]).asm for x in found)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_nothing_is_allocated_for_every_pair_of_a_query_and_a_key(form):
-    name, params, backward = FORMS[form]
-    for _, _, program in programs(name, params, backward, target("h200")):
-        made = re.findall(r"torch\.empty\(\((.*?)\),? d?t?", emit(program, target=target("h200")))
-        assert made and not any("size_m" in shape and "size_l" in shape for shape in made)
+ALIBI = {"score": "s + slope[h] * (l - m)", "mask": "l <= m", "inputs": "slope"}
+DOCUMENTS = {"mask": "doc[b, m] == doc[b, l] and l <= m or l < prefix[b]", "inputs": "doc prefix"}
+LENGTHS = {"valid": True, "ends": True}
+#: those above and: the op, or what a user writes, parameters, whether it has a gradient
+MORE = {
+    "one matrix": ("attention", {"causal": True, "capped": True, "sinks": True}, True),
+    "a window": ("attention", {"starts": True, "ends": True, "group": 4}, True),
+    "a mask and a bias": ("attention", {"masked": True, "biased": True}, True),
+    "logsumexp": ("attention_lse", {"causal": True}, True),
+    "packed with dropout": ("attention_varlen", {"ranged": True, "keyed": True, "dropped": True}, True),
+    "a step of ring attention": ("attention_part", {"ranged": True, "keyed": True, "segmented": True, "group": 4}, True),
+    "a cache with scales": ("attention_lengths", {**LENGTHS, "k_by_token": True, "v_by_head": True, "group": 4}, False),
+    "pages with logsumexp": ("attention_paged_lse", {**LENGTHS, "starts": True, "page": 16, "group": 4}, False),
+    "a score of a user": (ALIBI, {}, True),
+    "a mask of a user": (DOCUMENTS, {"group": 4}, True),
+}
+
+
+@pytest.mark.parametrize("form", [*FORMS, *MORE])
+def test_what_is_allocated_grows_with_the_length_not_with_its_square(form):
+    """The wrapper runs on tensors without memory, of one length and of eight times that, with the schedule of a long sequence."""
+    op, params, backward = (FORMS | MORE)[form]
+    op = op if isinstance(op, str) else dtkernels.attention_spec(**op, name=f"memory_{form.replace(' ', '_')}").operator
+    for variant, _, program in programs(op, params, backward, target("h200"), SIZES | {"m": 16384, "l": 16384}):
+        module, made = load_module(emit(program, "call", target("h200")), "memory"), []
+        for length in (4096, 32768):
+            given = arguments(variant, SIZES | {"m": length, "l": length})
+            with Allocated() as allocated:
+                record_launches(module, "call", given)
+            made.append(allocated.bytes)
+        assert 0 < made[1] <= 8 * made[0], made
 
 
 def test_the_loops_of_forward_and_backward_end_where_sequences_do():

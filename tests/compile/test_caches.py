@@ -17,10 +17,10 @@ from dtkernels.runtime.build.triton_compile import build, record_launches
 SIZES = {"b": 2, "h": 8, "m": 1, "l": 2048, "d": 64, "n": 64, "h_in": 2, "g": 2, "t": 1, "p": 128, "K_1": 2}
 CACHE, PAGES, WHOLE = (2, 2, 2048, 64), (300, 2, 16, 64), torch.int32
 SHAPES = {
-    "Q": (2, 8, 1, 64), "lo": (2, 1), "hi": (2, 1), "length": (2,), "table": (2, 128), "span": (2048,), "at": (2,),
+    "Q": (2, 8, 1, 64), "length": (2,), "table": (2, 128), "at": (2,),
     "k_head": (2, 2), "v_head": (2, 2), "new_k": (2, 2, 1, 64), "new_v": (2, 2, 1, 64),
 }  # fmt: skip
-LOOKED_UP = {"ranged": True, "valid": True, "group": 4}
+LOOKED_UP = {"valid": True, "group": 4}
 FORMS = {
     "a cache in int8": ("attention_lengths", {**LOOKED_UP, "k_by_head": True, "v_by_head": True}, torch.int8),
     "a cache in float8 with a scale for each token": ("attention_lengths_lse", {**LOOKED_UP, "k_by_token": True, "v_by_token": True}, torch.float8_e4m3fn),
@@ -38,7 +38,7 @@ def source_and_values(form, gpu):
     cache = PAGES if "page" in params else CACHE
     values = {}
     for x in variant.algorithm.inputs:
-        kind = dtype if x in ("K", "V") else torch.float32 if x.endswith(("head", "token")) else WHOLE if x in ("lo", "hi", "length", "table", "span", "at") else torch.bfloat16
+        kind = dtype if x in ("K", "V") else torch.float32 if x.endswith(("head", "token")) else WHOLE if x in ("length", "table", "at") else torch.bfloat16
         values[x] = torch.empty(cache if x in ("K", "V") else cache[:3] if x.endswith("token") else SHAPES[x], dtype=kind, device="meta")
     sizes = {x: SIZES[x] for x in known_labels(variant.algorithm)}
     program = variant.program(sizes, 2, gpu)

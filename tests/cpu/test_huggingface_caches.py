@@ -7,7 +7,12 @@ pytest.importorskip("transformers")
 
 import transformers
 from dtkernels.integrations.huggingface import continuous_batching, patched
+from dtkernels.integrations.huggingface.attention import attention_function
 from dtkernels.integrations.huggingface.attention.continuous_batching import packed_attention
+from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask
+from dtkernels.integrations.huggingface.attention.visible_keys import visible_keys_of
+from dtkernels.integrations.huggingface.generation.static_arguments import put_together, take_apart
+from transformers.masking_utils import sdpa_mask
 
 import dtkernels
 
@@ -29,6 +34,8 @@ def model_of(name: str, **more):
 CACHES = {
     "sliding": ("Mistral", {"sliding_window": 4}, {}),
     "sliding and static": ("Mistral", {"sliding_window": 4}, {"cache_implementation": "static", "disable_compile": True}),
+    "static": ("Llama", {}, {"cache_implementation": "static", "disable_compile": True}),
+    "dynamic": ("Llama", {}, {}),
     "quantized": ("Llama", {}, {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}),
 }
 
@@ -40,14 +47,40 @@ def test_generated_tokens_are_the_same(name, monkeypatch):
     if name == "quantized" and tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24):
         pytest.skip(f"transformers {transformers.__version__} has no quantized cache in float8 without another package")
     model, ids = model_of(kind, **sizes), torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
-    asked = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True, "output_logits": True, **more}
+    flags = torch.ones_like(ids)
+    flags[0, :2] = 0  # padding
+    asked = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True, "output_logits": True, "attention_mask": flags, **more}
     expected = model.generate(ids, **asked)
+    numbers, read = [], attention_function.visible_keys_of
+    monkeypatch.setattr(attention_function, "visible_keys_of", lambda mask, *sizes: numbers.append(mask is None or read(mask, *sizes) is not None) or read(mask, *sizes))
     with patched(model) as report:
         found = model.generate(ids, **asked)
+    assert len(numbers) >= 12 and all(numbers)  # no layer's mask is a matrix to the op
     for ours, theirs in zip(found.logits, expected.logits, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
     assert torch.equal(found.sequences, expected.sequences)
     assert report.calls["attention"] >= 12 and not report.fallbacks
+
+
+@pytest.mark.parametrize("queries", [1, 8])
+def test_a_static_caches_mask_says_it_still_after_generate_made_it_contiguous(queries):
+    """Of one query the place is a tensor, which a graph of a step reads; a compiled model takes the matrix. A write takes what it says away."""
+    flags = torch.ones(2, 8, dtype=torch.bool).index_put_((torch.tensor([0, 1]), torch.tensor([0, 5])), torch.tensor(False))
+    given = {"batch_size": 2, "q_length": queries, "kv_length": 8, "q_offset": 8 - queries, "attention_mask": flags, "allow_is_causal_skip": False}
+    mask, right = dtkernels_mask(**given).contiguous(), sdpa_mask(**given)
+    reach = visible_keys_of(mask, queries, 8)
+    assert type(mask) is torch.Tensor and mask.is_contiguous() and torch.equal(mask, right)
+    assert torch.equal(reach.matrix(2, queries, 8, "cpu"), right) and isinstance(reach.offset, torch.Tensor) == (queries == 1)
+    assert not torch.compile(lambda m: visible_keys_of(m, queries, 8) is not None, backend="eager", fullgraph=True)(mask)
+    held: list[torch.Tensor] = []
+    structure = take_apart({"attention_mask": mask}, None, held)
+    assert [t.shape for t in held] == [*([(1,)] if queries == 1 else []), (2, 1, 1, 8)]
+    again = put_together(structure, held, None)["attention_mask"]
+    assert visible_keys_of(again, queries, 8) is not None and torch.equal(again, right)
+    mask[..., 2] = False
+    written: list[torch.Tensor] = []
+    take_apart(mask, None, written)
+    assert visible_keys_of(mask, queries, 8) is None and len(written) == 1 and written[0] is mask
 
 
 @pytest.mark.skipif(ContinuousBatchingConfig is None, reason=f"this transformers, {transformers.__version__}, has another continuous batching")

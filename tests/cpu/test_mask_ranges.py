@@ -61,6 +61,27 @@ def test_mask_ranges_by_a_scalar(condition, value):
     check(MASKED.format(condition=condition, scalars="SIn u;", m=8, l=8), *random((21, 16), (35, 16), (35, 16)), torch.tensor([value], dtype=torch.float32))
 
 
+SUMS = """Func s, f; In A, lo, n; SIn u, w; Var m; RVar l;
+s[m, l] = where({condition}, A[m, l], 0); f[m] = rsum(s[m, l], l);
+s.fuse_at(f, l); f.block(m:4); f.tensorize(m:4, l:8); f.compile();"""
+
+
+@pytest.mark.parametrize("values", [(0, 0), (2, -3), (-2.25, 0.5), (50, -45), (float("nan"), 1)])
+@pytest.mark.parametrize("condition", ["l < n[m] + u and l >= lo[m] - w", "l <= m + u + w and l >= lo[m] - n[m]", "l < n[m] - u + w - lo[m]", "not l <= m - u - n[m] and l < lo[m] + w"])
+def test_mask_ranges_by_a_sum_of_numbers(condition, values):
+    """Numbers that are no integers, and one that is none, are added before the bound is rounded."""
+    text = SUMS.format(condition=condition)
+    a = random((11, 40))
+    lo, n = torch.tensor([0.0, 3.5, 2, -4, 39, 7, 1, 0.25, 60, 5, 2]), torch.tensor([9.0, 40, 0, -3.5, 17, 2.5, float("inf"), 33, 12, 64, 1])
+    check(text, a, lo, n, *values)
+    assert "l_begin" in source(text) or "l_end" in source(text)
+
+
+def test_a_negated_comparison_holds_of_nan():
+    text = SUMS.format(condition="not l <= n[m]").replace("lo, n", "n").replace("SIn u, w; ", "")
+    check(text, random((4, 40)), torch.tensor([float("nan"), 60.0, 50.0, 50.0]))
+
+
 @pytest.mark.parametrize("program", [
     "f[x] = rsum(where(y <= x, A[x, y], 0), y);",
     "f[x] = rsum(where(y <= x, 0, A[x, y]), y);",

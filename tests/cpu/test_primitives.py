@@ -391,6 +391,16 @@ def test_a_func_between_kernels_with_aligned_rows():
     assert "a_out = torch.empty((size_x, -(-size_k // 64) * 64)" in source(text)
 
 
+def test_a_func_that_is_stored_where_it_is_fused_has_aligned_rows():
+    text = "Func a, s, f; In A, B; Var x, y, k; a[x, k] = A[x, k] + 1; s[k] = rsum(a[x, k], x); f[x, y] = rdot(a[x, k], B[k, y], k) + s[0]; "
+    text += "a.fuse_at(s, x); a.store(); f.block(x:16, y:16); f.tensorize(x:16, y:16, k:16); s.block(k:8); s.tensorize(k:8, x:4); f.compile();"
+    with_rows = text + " a.align();"
+    check(with_rows, *random((21, 19), (19, 35)))
+    assert "a_out = torch.empty((size_x, -(-size_k // 64) * 64)" in source(with_rows)
+    with pytest.raises(dtkernels.DTError, match="align is for a Func between kernels: found a; allowed: a Func that is not compiled, and not fused unless it is stored"):
+        source(with_rows.replace("a.store(); ", ""))
+
+
 @pytest.mark.parametrize("text, rule", [
     (MM + "mm.stage(mm);", "stage names an input"), (MM + "mm.align();", "align is for a Func between kernels"),
     ("Func f, g; In A, B; Var x; f[x] = A[x]; g[x] = B[x] + f[x]; g.stage(A);", "stage names an input of g: found A; allowed: B"), ("Func f; In A, B; Var x; f[x] = A[x + 1] + B[x]; f.stage(A);", "stage names an input"),

@@ -30,6 +30,7 @@ def known(text: str, *outputs: str) -> Known:
 
 
 PRODUCTS, OF_ROWS = known(PRODUCT), known(ROWS)
+BY_ROWS = "t.fuse_at(f, x); f.block(x:1); f.tensorize(x:1, y:0); f.num_warps(8); f.num_stages(3);"
 
 
 def product(block: int = 128, depth: int = 64, more: str = "", stages: int = 4) -> str:
@@ -142,3 +143,26 @@ def test_a_strided_operand_is_a_matrix():
     text = "Func f; In Q, K; Var h, m, l; RVar d; f[h, m, l] = rdot(Q[h, m, d], K[h / 4, l, d], d);"
     (product,) = Outline.of(parse(text).algorithm).funcs[0].products
     assert (product.rows, product.columns) == (("h", "m"), ("l",))
+
+
+def wide(more: str = "") -> str:
+    return f"f.block(x:128, y:256); f.tensorize(x:128, y:256, k:64); {more} f.num_warps(8); f.num_stages(3);"
+
+
+@pytest.mark.parametrize("more", ["f.persistent(); f.descriptor(A, B);", ""])
+def test_rows_that_start_in_the_middle_of_a_sector_cost_a_product_more(more):
+    """At 4104 columns rows of B start at odd multiples of 16 bytes, at 4112 at multiples of 32."""
+    text = wide(more)
+    assert us(text, 4096, 4104, 4096) > 1.1 * us(text, 4096, 4112, 4096)
+    rows = {"x": 4096, "y": 4104}
+    assert predicted_time(BY_ROWS, OF_ROWS, rows, 2, H200) < 1.05 * predicted_time(BY_ROWS, OF_ROWS, rows | {"y": 4112}, 2, H200), "rows are loaded by vectors of 16 bytes"
+
+
+def test_copies_and_padded_rows_start_at_whole_sectors():
+    text = wide("f.persistent(); f.descriptor(A, B); f.stage(B);")
+    large = us(text, 8192, 8200, 8192), us(wide("f.persistent(); f.descriptor(A, B);"), 8192, 8200, 8192)
+    assert large[0] < large[1], "a copy of B is worth its time"
+    both = known("Func g, f; In A, B; Var x, y; RVar k; g[x, k] = A[x, k] * 2; f[x, y] = rdot(B[x, k], g[k, y], k);")
+    sizes = {"x": 4096, "y": 4104, "k": 4096}
+    plain, padded = (predicted_time(f"g.block(x:4, k:256); g.tensorize(x:4, k:256); {more} {wide()}", both, sizes, 2, H200) for more in ("", "g.align();"))
+    assert padded < plain

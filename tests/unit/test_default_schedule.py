@@ -281,3 +281,17 @@ def test_a_dimension_of_one_element_does_not_make_a_transpose():
     """Rows that share a vector are summed several at a time, or each program reads the whole vector again."""
     schedule = scheduled("Func f; In A, v; Var x, y; RVar k; Extent y = v[1]; f[x, y] = rsum(A[x, k] * v[k, 0], k);", {"x": 2048, "y": 1, "k": 1048576})
     assert schedule.sizes("f", "block")["x"] >= 4, str(schedule)
+
+
+@pytest.mark.parametrize("y, copied", [(11176, ("B",)), (11168, ())])
+def test_operands_whose_rows_start_within_sectors_are_copied_where_that_is_faster(y, copied):
+    """Of 11176 elements every second row starts at an odd multiple of 16 bytes; copies take 160 of the 250 us that they save on an H100."""
+    schedule = scheduled("Func f; In A, B; Var x, y; RVar k; f[x, y] = rdot(A[x, k], B[k, y], k);", {"x": 4096, "y": y, "k": 10240})
+    assert schedule.names("f", "stage") == copied and {"A", "B"} <= {*schedule.names("f", "descriptor")}
+
+
+@pytest.mark.parametrize("k, padded", [(3000, True), (3008, False)])
+def test_what_a_kernel_writes_for_a_product_has_rows_of_whole_sectors(k, padded):
+    schedule = scheduled("Func g, f; In A, B; Var x, y; RVar k; g[x, k] = exp(A[x, k]); f[x, y] = rdot(g[x, k], B[k, y], k) * rsum(g[x, k], k);", {"x": 1000, "y": 2000, "k": k})
+    assert "g" in {p.func for p in schedule.primitives if p.name in ("block", "store")}, "it is written"
+    assert bool(schedule.of("g", "align")) == padded

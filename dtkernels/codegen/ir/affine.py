@@ -61,7 +61,7 @@ class Affine:
 
 
 def affine(tile: Tile) -> Affine | None:
-    """Parse ``tile`` as an affine form; None if it is not one over the integers (and at most one other number)."""
+    """Parse ``tile`` as an affine form; None if it is not one over the integers and other numbers."""
     match tile:
         case Const(value):
             return Affine({}, value) if type(value) is int else None
@@ -83,8 +83,11 @@ def affine(tile: Tile) -> Affine | None:
     return None
 
 
-def inequalities(comparison: Tile) -> tuple[Affine, ...]:
-    """Return forms that are all at least 0 exactly where ``comparison`` holds; none if it is not affine."""
+def inequalities(comparison: Tile, of_nan: bool = False) -> tuple[Affine, ...]:
+    """Return forms that are all at least 0 exactly where ``comparison`` holds; none if it is not affine.
+
+    ``of_nan``: whether it counts as holding where a number in it is NaN, as the negation of a comparison does.
+    """
     if not (isinstance(comparison, Op) and comparison.fn in ("<", "<=", ">", ">=", "==")):
         return ()
     a, b = (affine(x) for x in comparison.args)
@@ -94,25 +97,29 @@ def inequalities(comparison: Tile) -> tuple[Affine, ...]:
     forms = {"<": [(up, True)], "<=": [(up, False)], ">": [(down, True)], ">=": [(down, False)], "==": [(up, False), (down, False)]}[
         comparison.fn
     ]
-    found = [_rounded_to_integers(form, strict) for form, strict in forms]
+    found = [_rounded_to_integers(form, strict, of_nan) for form, strict in forms]
     return tuple(f for f in found if f is not None) if None not in found else ()
 
 
-def _rounded_to_integers(form: Affine, strict: bool) -> Affine | None:
-    """Restrict ``form >= 0`` (or > 0) to integers: a number that may be none is rounded in the direction that preserves the condition.
+def _rounded_to_integers(form: Affine, strict: bool, of_nan: bool) -> Affine | None:
+    """Restrict ``form >= 0`` (or > 0) to integers: the sum of its numbers that may be none is rounded in the direction that preserves the condition.
 
-    A named number that is subtracted is negated first: a NaN, with which no condition holds, then rounds to the least integer.
+    Of a NaN the least integer is made. So numbers are negated where they would be subtracted, and with ``of_nan`` where they would be added; a
+    single scalar that is subtracted stays.
     """
     floats = [(t, k) for t, k in form.terms.items() if isinstance(t, Scalar) and not t.integer or isinstance(t, Local) and t.kind == "number"]
-    if len(floats) > 1 or any(abs(k) != 1 for _, k in floats):
+    if any(abs(k) != 1 for _, k in floats):
         return None
-    for number, k in floats:
-        value: Tile = number
-        if isinstance(number, Local) and k < 0:
-            value, k = Op("neg", (number,)), 1
-        up = (k > 0) == strict  # I + f > 0 is I + ceil(f) - 1 >= 0; I + f >= 0 is I + floor(f) >= 0
-        rounded = Op("ceil_to_int" if up else "floor_to_int", (value,))
-        form = form.without(number) + Affine({rounded: k})
+    if floats:
+        alone = len(floats) == 1 and isinstance(floats[0][0], Scalar) and not of_nan
+        sign = floats[0][1] if alone else -1 if of_nan else 1
+        value, *others = [t if k == sign else Op("neg", (t,)) for t, k in floats]
+        for other in others:
+            value = Op("+", (value, other))
+        up = (sign > 0) == strict  # I + f > 0 is I + ceil(f) - 1 >= 0; I + f >= 0 is I + floor(f) >= 0
+        for number, _ in floats:
+            form = form.without(number)
+        form += Affine({Op("ceil_to_int" if up else "floor_to_int", (value,)): sign})
     return form.plus(-1) if strict else form
 
 

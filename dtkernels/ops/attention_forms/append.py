@@ -101,15 +101,15 @@ def _quantized(k: torch.Tensor, v: torch.Tensor, scales: tuple[Scale, Scale]) ->
     return given
 
 
-def append(args: AttentionArgs, forms: dict, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scales: tuple[Scale, Scale]) -> torch.Tensor:
-    """Write ``new_k`` and ``new_v`` into the cache at ``lengths``, and return the lengths after that.
+def append(args: AttentionArgs, forms: dict, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scales: tuple[Scale, Scale]) -> int:
+    """Write ``new_k`` and ``new_v`` into the cache at ``lengths``, and return how many keys an entry has more.
 
     k and v are (B, G, L, D) or pages (page, G, slot, D). Where a token has a scale, those of the new ones are worked out, from their largest
     elements, and written too. Without new keys nothing is done.
     """
     new_k, new_v, table = forms["new_k"], forms["new_v"], forms["block_table"]
     if new_k is None and new_v is None:
-        return lengths
+        return 0
     check_new_tokens(new_k, new_v, args.q, k, v)
     if torch.is_grad_enabled() and any(t.requires_grad for t in (k, v, new_k, new_v)):
         raise NotImplementedError("attention: new_k has no gradient, as it is written into the cache; allowed: torch.no_grad(), or new_k.detach()")
@@ -121,6 +121,6 @@ def append(args: AttentionArgs, forms: dict, k: torch.Tensor, v: torch.Tensor, l
     if not compiling():  # autograd shall know that what it may have saved has changed
         for t in (args.k, args.v, *(s.value for s in scales if isinstance(s.value, torch.Tensor) and s.kind == "token")):
             torch.autograd.graph.increment_version(t)
-    return lengths + new_k.shape[2]
+    return new_k.shape[2]
 
 

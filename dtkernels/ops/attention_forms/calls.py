@@ -16,7 +16,7 @@ from . import visible_keys
 from .append import append
 from .checks import CACHE, check_cache, check_packed, check_pages, check_segments, only_for, only_with_cache
 from .scales import Scale, scale_of, spec_scales
-from .specs import FORMS
+from .specs import FORMS, PART
 
 
 class FormArgs(TypedDict, total=False):
@@ -45,6 +45,8 @@ _PAGES = {"K": "k (pages, G, slots, D)", "V": "v (pages, G, slots, N)", "table":
 for _name in FORMS:
     _kind = _name.removesuffix("_lse").removeprefix("attention").strip("_")
     interfaces[_name] = Interface(_NAMES | {"varlen": _PACKED, "paged": _PAGES, "": _LONGER, "dropout": _LONGER}.get(_kind, {}), broadcast=True)
+
+interfaces[PART] = Interface(_NAMES | {"lse": "lse (B, H, M)"})
 
 
 def name_of(forms: dict) -> str:
@@ -150,15 +152,32 @@ def _scaled(args: AttentionArgs, k_scale: Scale) -> AttentionArgs:
     return args._replace(scale=scale * k_scale.value)  # type: ignore[operator]
 
 
+def _in_cache(args: AttentionArgs, lengths: torch.Tensor, new: int) -> dict[str, object]:
+    """Return the arguments that say which keys of a cache each query sees: numbers, and the lengths as they are, which the kernel reads.
+
+    lengths: (B), of the entries before ``new`` keys were appended. The last query is at the last key.
+    """
+    (left, right), queries = _window(args), args.q.shape[2]
+    if surely(max(queries, args.k.shape[2]) >= EXACT):
+        raise ValueError(f"attention: caches count up to {EXACT} keys; got {queries} queries and {args.k.shape[2]} keys")
+    given: dict[str, object] = {"valid": True, "length": lengths if lengths.dtype.itemsize > 2 else lengths.to(torch.int32), "more": float(new)}
+    if left is not None:
+        given |= {"starts": True, "first": float(new - left)}
+    if right is not None and not surely(queries - 1 - right <= 0):  # else the length ends them
+        given |= {"ends": True, "last": float(new + right)}
+    return given
+
+
 def _cached(args: AttentionArgs, forms: dict) -> dict[str, object]:
     only_for("lengths", forms, *CACHE)
     keys = args.k.shape[-2] if args.k.dim() > 1 else 0
     lengths = check_cache(args, forms, keys)
     scales = _scales(args, forms, args.k, args.v, across=False)
-    lengths = append(args, forms, args.k, args.v, lengths, scales)
-    given = _scores(_scaled(args, scales[0]), args.q, args.k, args.v) | {"valid": True, "length": lengths.to(torch.int32), **spec_scales(*scales)}
-    ranges = visible_keys.of_lengths(lengths, args.q.shape[-2], args.k.shape[-2], _window(args))
-    return _ranged(given, ranges, args.q, args.k, args.v)
+    new = append(args, forms, args.k, args.v, lengths, scales)
+    given = _scores(_scaled(args, scales[0]), args.q, args.k, args.v) | _in_cache(args, lengths, new) | spec_scales(*scales)
+    if _differentiated(args.q, args.k, args.v):
+        given |= {"keyed": True, "stops": visible_keys.stops(lengths, args.q.shape[2], keys)}
+    return given
 
 
 def _paged(args: AttentionArgs, forms: dict) -> dict[str, object]:
@@ -169,10 +188,11 @@ def _paged(args: AttentionArgs, forms: dict) -> dict[str, object]:
     if _differentiated(args.q, k, v):
         raise NotImplementedError("attention: block_table has no gradient; allowed: torch.no_grad(), or k and v without pages")
     scales = _scales(args, forms, k, v, across=forms["kv_layout"] == "NHD")
-    lengths = append(args, forms, k, v, check_cache(args, forms, keys), scales)
+    lengths = check_cache(args, forms, keys)
+    new = append(args, forms, k, v, lengths, scales)
     if checking():
-        table = table.masked_fill(torch.arange(table.shape[1], device=table.device) * slots >= lengths.long()[:, None], 0)  # they are not read
-    given = _scores(_scaled(args._replace(mask=None, bias=None), scales[0]), args.q, k[:1, :, :1].expand(args.q.shape[0], -1, -1, -1), v[:1, :, :1].expand(args.q.shape[0], -1, -1, -1))
-    ranges = visible_keys.of_lengths(lengths, args.q.shape[2], keys, _window(args))
-    given |= {"valid": True, "length": lengths.to(torch.int32), "K": k, "V": v, "table": table, "span": table.new_empty(1).expand(keys), "page": slots, **spec_scales(*scales)}
-    return _ranged(given, ranges)
+        table = table.masked_fill(torch.arange(table.shape[1], device=table.device) * slots >= lengths.long()[:, None] + new, 0)  # they are not read
+    of_entries = [t[:1, :, :1].expand(args.q.shape[0], -1, keys, -1) for t in (k, v)]
+    args = args._replace(k=of_entries[0], v=of_entries[1])
+    given = _scores(_scaled(args, scales[0]), args.q, args.k, args.v) | _in_cache(args, lengths, new) | spec_scales(*scales)
+    return given | {"K": k, "V": v, "table": table, "page": slots}

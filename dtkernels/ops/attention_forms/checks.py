@@ -52,14 +52,14 @@ def check_new_tokens(new_k: object, new_v: object, q: torch.Tensor, k: torch.Ten
             raise TypeError(f"attention: {name} is {given.dtype}; allowed: floating point of 16 bits and more")
 
 
-def check_integers(name: str, t: object, device: torch.device) -> torch.Tensor:
-    """Return a tensor of integers on ``device``. Raises TypeError and ValueError."""
-    only_tensors("attention", **{name: t})
+def check_integers(name: str, t: object, device: torch.device, of: str = "attention") -> torch.Tensor:
+    """Return a tensor of integers on ``device``, an argument of the op ``of``. Raises TypeError and ValueError."""
+    only_tensors(of, **{name: t})
     assert isinstance(t, torch.Tensor)
     if t.dtype not in _INTEGERS:
-        raise TypeError(f"attention: {name} is {t.dtype}; allowed: integers")
+        raise TypeError(f"{of}: {name} is {t.dtype}; allowed: integers")
     if t.device != device:
-        raise ValueError(f"attention: {name} is on {t.device}, q is on {device}; allowed: one device")
+        raise ValueError(f"{of}: {name} is on {t.device}, q is on {device}; allowed: one device")
     return t
 
 

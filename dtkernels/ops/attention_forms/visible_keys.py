@@ -39,22 +39,18 @@ def of_sequences(cu_q: torch.Tensor, cu_k: torch.Tensor, queries: int, keys: int
 
 def of_segments(of_q: torch.Tensor, of_k: torch.Tensor, offset: int | torch.Tensor, window: Window) -> Ranges:
     """Return ranges that hold every pair of one segment; of segments in ascending order, the range of each exactly."""
-    lo, hi = _around(of_q, of_k)
-    begins, stops = _around(of_k, of_q)
+    lo, hi = around(of_q, of_k)
+    begins, stops = around(of_k, of_q)
     m, l = (torch.arange(t.shape[-1], device=t.device) for t in (of_q, of_k))  # noqa: E741 (labels)
     lo, hi = _within(lo, hi, m + offset, *window)
     begins, stops = _within(begins, stops, l - offset, window[1], window[0])
     return _whole(lo, hi, begins, stops)
 
 
-def of_lengths(lengths: torch.Tensor, queries: int, keys: int, window: Window) -> Ranges:
-    """Return the ranges of caches of which ``lengths`` keys are valid. The last query is at the last of them."""
-    lengths = lengths.long()[:, None].clamp(0, keys)
-    m, l = (torch.arange(n, device=lengths.device) for n in (queries, keys))  # noqa: E741 (labels)
-    none = torch.zeros_like(lengths)
-    lo, hi = _within(none, lengths, m - queries + lengths, *window)
-    begins, stops = _within(none, torch.where(l < lengths, queries, 0), l - lengths + queries, window[1], window[0])
-    return _whole(lo, hi, begins, stops)
+def stops(lengths: torch.Tensor, queries: int, keys: int) -> torch.Tensor:
+    """Return for each key of a cache the number of queries that may see it: none where it lies behind the length of its entry."""
+    valid = torch.arange(keys, device=lengths.device) < lengths[:, None]
+    return valid.to(torch.int32) * queries
 
 
 def ranks(of_q: torch.Tensor, of_k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,7 +78,7 @@ def segments_and_ranges(batch: torch.Tensor, pairs: list[tuple[torch.Tensor, tor
     return (of_q.to(torch.int32), of_k.to(torch.int32), *of_segments(of_q, of_k, 0, window))
 
 
-def _around(mine: torch.Tensor, others: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def around(mine: torch.Tensor, others: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a range of ``others`` outside which none equals an element of ``mine``, for each element.
 
     Before the range all are smaller, as the largest so far is; behind it all are larger, as the smallest from there on is.

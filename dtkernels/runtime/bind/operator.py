@@ -172,6 +172,17 @@ class Operator:
             return results if len(results) > 1 else results[0]
         return known.run(args, kwargs)
 
+    def gradients(self, wanted: tuple[str, ...], adjoints: dict[str, torch.Tensor], /, **given) -> tuple[torch.Tensor, ...]:
+        """Return the gradients of the inputs ``wanted`` for those of all outputs, ``adjoints``, without autograd and without forward.
+
+        Inputs have the ranks of the declaration. Raises TypeError and ValueError, one line, as a call does.
+        """
+        with torch.no_grad():
+            bound = self.bind((), given)
+            if bound.fitted.batch or bound.fitted.labels or bound.fitted.dropped:
+                raise ValueError(f"{self.name}: gradients of inputs with further dimensions; allowed: the ranks that the op declares")
+            return bound.variant.gradients(self.name, bound.fitted.tensors, bound.scalars, adjoints, wanted)
+
     def autocast_dtype(self, device: str) -> torch.dtype | None:
         """Return the dtype of inputs under autocast: the lower precision for matrix products, else as the spec says; None for no cast."""
         if self.manifest.written:

@@ -159,6 +159,15 @@ class Variant:
 
         return gradient(self.differentiated, self.outputs, wanted, kept)
 
+    def gradients(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object], adjoints: dict[str, torch.Tensor], wanted: tuple[str, ...]):
+        """Return the gradients of ``wanted`` by backward alone. Forward runs only where backward reads what it computes."""
+        pair = self.pair(wanted)
+        known = tensors | {pair.gradient.adjoints[o]: g for o, g in adjoints.items()}
+        if not known.keys() >= {*pair.backward.signature.inputs}:
+            known |= dict(zip(pair.forward.outputs, _run(pair.forward, op, tensors, scalars)))
+        found = dict(zip(pair.gradient.grads, _run(pair.backward, f"{op} backward", known, scalars)))
+        return tuple(found[n] for n in wanted)
+
     def pairs(self) -> tuple[DifferentiablePair, ...]:
         """Return the pairs derived so far."""
         return tuple({id(pair): pair for pair in self._pairs.values()}.values())
@@ -253,6 +262,11 @@ class _Differentiable(torch.autograd.Function):
         found = dict(zip(pair.gradient.grads, results))
         shaped = tuple(_shaped_like(found.get(n), ctx.like.get(n)) for n in ctx.names)
         return (None, None, None, None, *without_derivative(ctx.op, shaped, (*saved, *grads)))
+
+
+def _run(variant: Variant, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
+    a = variant.signature
+    return variant.forward(op, {n: tensors[n] for n in a.inputs}, {n: scalars[n] for n in a.scalars})
 
 
 def _statically_true(condition: bool | torch.SymBool) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 NOTE = "_dtkernels_reach"  # the attribute of a mask that holds its VisibleKeys, and the mask's version at that time
+EAGER_NOTE = "_dtkernels_reach_of_a_call"  # the same, of a mask that a compiled graph takes as a matrix
 REASON = "_dtkernels_reason"  # the attribute of a mask that says why it is a matrix
 
 
@@ -154,6 +155,8 @@ def noted_keys(mask: torch.Tensor) -> VisibleKeys | None:
     if isinstance(mask, KeyMask):
         return mask.reach if mask.matrix is None or version(mask.matrix) == mask.version else None
     noted = getattr(mask, NOTE, None)
+    if noted is None and not torch.compiler.is_compiling():
+        noted = getattr(mask, EAGER_NOTE, None)
     if noted is None:
         return None
     return noted[0] if torch.compiler.is_compiling() or noted[1] == version(mask) else None  # torch.compile cannot read the version
@@ -219,6 +222,23 @@ def _moved(mask: Any, *args: Any, **kwargs: Any) -> Any:
     return key_mask(mask.reach.map(lambda held: held.to(device)), batch, queries, keys, device)
 
 
+def _contiguous(mask: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+    """Return the matrix, and note for calls that are not compiled what it says; None where another memory format is asked for.
+
+    transformers' generate asks for it where the cache is static, and may then call a compiled model: of that the matrix is an input as any other. The
+    place of a single query becomes a tensor, as a graph of a step would hold a number.
+    """
+    reach, matrix = noted_keys(mask), as_matrix(mask)
+    if reach is None or memory_format is not torch.contiguous_format:
+        return None
+    matrix = matrix.contiguous()
+    if not torch.compiler.is_compiling():
+        if matrix.shape[2] == 1 and not isinstance(reach.offset, torch.Tensor):
+            reach = replace(reach, offset=torch.full((1,), reach.offset, dtype=torch.float32, device=matrix.device))
+        setattr(matrix, EAGER_NOTE, (reach, version(matrix)))
+    return matrix
+
+
 def _whole(mask: Any, index: Any) -> Any:
     """Return the mask if the index takes all of it, as ``mask[:, :, :, :n]`` does with as many keys, else None."""
     index = index if type(index) is tuple else (index,)
@@ -245,5 +265,6 @@ _KEPT: dict[Callable, Callable] = {
     torch.Tensor.cuda: lambda mask, device=None, **_: _moved(mask, "cuda" if device is None else device),
     torch.Tensor.cpu: lambda mask, **_: _moved(mask, "cpu"),
     torch.Tensor.detach: lambda mask: mask,
+    torch.Tensor.contiguous: _contiguous,
     torch.Tensor.__getitem__: _whole,
 }

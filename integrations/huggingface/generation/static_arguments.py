@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..attention.visible_keys import KeyMask, VisibleKeys, as_matrix, key_mask, noted_keys
+from ..attention.visible_keys import EAGER_NOTE, KeyMask, VisibleKeys, as_matrix, key_mask, noted_keys
 from ..patching.forward_patching import plain
 
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -26,7 +26,7 @@ def take_apart(value: Any, cache: object, tensors: list[torch.Tensor]) -> Hashab
         return ("cache",)
     if isinstance(value, _NUMBERS):
         return ("number", type(value), value)
-    if isinstance(value, KeyMask):
+    if isinstance(value, KeyMask) or isinstance(value, torch.Tensor) and hasattr(value, EAGER_NOTE):
         return _take_mask_apart(value, cache, tensors)
     if isinstance(value, torch.Tensor):
         if not plain(value):
@@ -40,14 +40,17 @@ def take_apart(value: Any, cache: object, tensors: list[torch.Tensor]) -> Hashab
     raise NotCapturableError(f"an object of class {type(value).__name__}")
 
 
-def _take_mask_apart(mask: KeyMask, cache: object, tensors: list[torch.Tensor]) -> Hashable:
+def _take_mask_apart(mask: Any, cache: object, tensors: list[torch.Tensor]) -> Hashable:
     reach = noted_keys(mask)
     if reach is None:  # it was written to
-        return take_apart(as_matrix(mask), cache, tensors)
+        matrix = as_matrix(mask)
+        tensors.append(matrix)
+        return ("tensor", matrix.shape, matrix.dtype, matrix.device)
     held: list[torch.Tensor] = []
     structure = take_apart((reach.left, reach.right, reach.offset, reach.padding, reach.segments), cache, held)
     tensors += held
-    return ("mask", mask.sizes, mask.device, structure)
+    sizes = mask.sizes if isinstance(mask, KeyMask) else (mask.shape[0], *mask.shape[2:])
+    return ("mask", sizes, mask.device, structure)
 
 
 def put_together(structure: Any, tensors: Iterable[torch.Tensor], cache: object) -> Any:

@@ -167,7 +167,7 @@ class _LoopPartition:
         values = [s.value for s in statements(self.loop.body) if isinstance(s, (Let, nest.Assign))]
         for comparison in dict.fromkeys(n for v in values for n in v.walk() if isinstance(n, Op)):
             for holds, node in ((True, comparison), (False, _negated(comparison))):
-                forms = inequalities(node) if node is not None else ()
+                forms = inequalities(node, of_nan=not holds) if node is not None else ()
                 if not forms or not all(self._bounds_the_loop(f) for f in forms):
                     continue
                 if is_noop(self.loop.body, _replacing_condition(comparison, FALSE if holds else TRUE)):
