@@ -58,6 +58,10 @@ def run_cases(cases: dict, kind: str, rank: str, store: str, world: str, *names:
     import torch
     import torch.distributed as dist
 
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from quick_interpreter import install
+
+        install()
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     dist.init_process_group("gloo" if kind == "cpu" else "nccl", init_method=f"file://{store}", rank=int(rank), world_size=int(world))

@@ -1,17 +1,26 @@
 """A GPU that is not there: tensors in main memory are taken for its own, and a launch computes the reference through the pointers it is given.
 
 What is tested so is all that a call does on the host: keys, bound arguments, what is saved, what is allocated.
+What the ops of the process cached before is set aside until the test ends, and what they cache in it ends with it.
 """
 
 import contextlib
 import ctypes
+import sys
+from collections.abc import Callable
 from types import SimpleNamespace
+from weakref import WeakKeyDictionary
 
 import torch
 
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
+from dtkernels.runtime import path_counters
+from dtkernels.runtime.bind.operator import Operator
+from dtkernels.runtime.bounded_cache import BoundedCache
+from dtkernels.runtime.build.jit_kernels import CompiledKernels
 from dtkernels.runtime.dispatch import dispatcher
+from dtkernels.runtime.dispatch.call_cache import CallCache
 from dtkernels.runtime.launch import bound_launch
 from dtkernels.runtime.launch.wrapper_recorder import host_text, record
 from dtkernels.runtime.reference.evaluator import evaluate
@@ -80,8 +89,54 @@ def _evaluated(owner, tensors: dict, scalars: dict, values: tuple) -> list[torch
     return list(evaluate(owner.algorithm(), {n: given[n] for n in tensors}, {n: given[n] for n in scalars}, owner.outputs))
 
 
+def _routes(owner) -> BoundedCache:
+    return BoundedCache(dispatcher.REMEMBERED)
+
+
+#: every cache of a process that leads from a call to its launch: the keys of a stand-in's calls are those of the CPU's
+CACHES: dict[tuple[type, str], Callable] = {
+    (Operator, "_call_cache"): lambda op: CallCache(op.manifest.products),
+    (dispatcher.Dispatcher, "_routes"): _routes,
+    (dispatcher.Dispatcher, "_templates"): _routes,
+    (dispatcher.Dispatcher, "_default_wins"): _routes,
+    (dispatcher.Dispatcher, "_kernels"): lambda owner: CompiledKernels(),
+}
+ATTENTION_CALLS = "dtkernels.integrations.huggingface.attention.attention_call_cache"
+
+
+class _Apart:
+    """In place of an attribute of a class: it has a value of its own per object, and the object keeps the one that it had."""
+
+    def __init__(self, name: str, empty: Callable):
+        self.name, self.empty = name, empty
+        self.held: WeakKeyDictionary = WeakKeyDictionary()
+
+    def __get__(self, owner, kind=None):
+        if owner is None:
+            return self
+        if owner not in self.held:
+            self.held[owner] = self.empty(owner)
+        return self.held[owner]
+
+    def __set__(self, owner, value) -> None:
+        self.held[owner] = value
+        if self.name not in vars(owner):  # an object that outlives the test starts empty
+            vars(owner)[self.name] = self.empty(owner)
+
+
+def caches_apart(monkeypatch) -> None:
+    """Start every op's caches of calls empty, and go back to what they held when the test ends."""
+    for (kind, name), empty in CACHES.items():
+        monkeypatch.setattr(kind, name, _Apart(name, empty), raising=False)
+    monkeypatch.setattr(path_counters, "_unable", {})
+    if (calls := sys.modules.get(ATTENTION_CALLS)) is not None:  # it is imported with the integration
+        monkeypatch.setattr(calls, "_seen", ())
+        monkeypatch.setattr(calls, "_named", BoundedCache(calls.REMEMBERED))
+
+
 def tensors_on_it(monkeypatch) -> None:
     """Take tensors in main memory for those of a GPU of compute capability 9.0 until the test ends."""
+    caches_apart(monkeypatch)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.cuda, "device_of", lambda t: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))

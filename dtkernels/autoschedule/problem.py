@@ -68,7 +68,7 @@ class SchedulingProblem:
 
     def dots(self, func: str) -> list[ex.Dot]:
         """Return the matrix products in the definition of ``func``."""
-        return [n for n in self.algorithm[func].expr.walk() if isinstance(n, ex.Dot)]
+        return [n for n in ex.reductions(self.algorithm[func].expr) if isinstance(n, ex.Dot)]
 
     def has_products_alone(self, root: str, members: list[str]) -> bool:
         """Return whether a kernel has products, and either one Func of them or none that is an operand of another."""

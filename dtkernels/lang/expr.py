@@ -167,6 +167,10 @@ class Expr:
         return tuple(node for node in self._nodes if isinstance(node, Access))
 
     @cached_property
+    def _reductions(self) -> tuple[Reduce | Dot, ...]:
+        return tuple(node for node in self._nodes if isinstance(node, (Reduce, Dot)))
+
+    @cached_property
     def _free_labels(self) -> frozenset[str]:
         if isinstance(self, Label):
             return frozenset({self.name})
@@ -346,6 +350,11 @@ def free_labels(expr: Expr) -> frozenset[str]:
 def accesses(expr: Expr) -> Iterator[Access]:
     """Iterate over every tensor access in ``expr``."""
     return iter(expr._accesses)
+
+
+def reductions(expr: Expr) -> Iterator[Reduce | Dot]:
+    """Iterate over every reduction and product in ``expr``."""
+    return iter(expr._reductions)
 
 
 def is_integer(expr: Expr, inputs: frozenset[str], scalars: frozenset[str] = frozenset()) -> bool:

@@ -136,8 +136,7 @@ def _check_number(p: Number) -> None:
 
 def reduction_labels(algorithm: Algorithm, func: str) -> tuple[str, ...]:
     """Return the labels reduced in the definition of ``func`` itself, in source order."""
-    found = [label for n in algorithm[func].expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys([label for n in ex.reductions(algorithm[func].expr) for label in n.labels]))
 
 
 def labels_in_kernel(func: str, algorithm: Algorithm, schedule: Schedule) -> tuple[str, ...]:

@@ -18,25 +18,24 @@ GPUS = ["a100", "h200", "b200", "mi300x"]
 
 @pytest.fixture(scope="module")
 def programs():
+    """name -> the algorithms of forward and backward, with their outputs."""
     found = {}
     for name in NAMES:
         fused = dtkernels.fuse(CASES[name].function)
         fused(*arguments(CASES[name].calls[0], torch.float32))
-        found[name] = fused.state.last.operator.variant((), frozenset(), 0)
+        variant = fused.state.last.operator.variant((), frozenset(), 0)
+        inputs = tuple(n for n in variant.signature.inputs if n not in variant.algorithm.integer_inputs())
+        derived = gradient(variant.differentiated, variant.outputs, inputs)
+        backward = tuple(derived.grads.values())
+        found[name] = [(variant.algorithm, variant.outputs), (prepare_algorithm(derived.backward, backward), backward)]
     return found
 
 
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_source_is_emitted(name, gpu, programs):
-    variant = programs[name]
-    sizes = dict.fromkeys(variant.algorithm.labels, 512)
-    halves = [(variant.algorithm, variant.outputs)]
-    inputs = tuple(n for n in variant.signature.inputs if n not in variant.algorithm.integer_inputs())
-    derived = gradient(variant.differentiated, variant.outputs, inputs)
-    backward = tuple(derived.grads.values())
-    halves.append((prepare_algorithm(derived.backward, backward), backward))
-    for algorithm, outputs in halves:
+    sizes = dict.fromkeys(programs[name][0][0].labels, 512)
+    for algorithm, outputs in programs[name]:
         here = sizes | {label: 512 for label in algorithm.labels}
         source = emit(Program(algorithm, default_schedule(algorithm, outputs, here, 2, target(gpu))), target=target(gpu))
         compile(source, name, "exec")

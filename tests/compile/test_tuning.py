@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -319,17 +320,24 @@ def check_tables(out: Path) -> None:
         assert not any(r.sizes.get("x") == 500000 for r in rows), "held out"
 
 
-def test_a_table_is_written_with_every_time_that_was_taken(tmp_path):
-    told = tune(tmp_path / "out", "--budget", "900s")
-    check_tables(tmp_path / "out")
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory) -> tuple[Path, str]:
+    """A whole run: its folder, and what it said."""
+    out = tmp_path_factory.mktemp("tuned") / "out"
+    return out, tune(out, "--budget", "900s")
+
+
+def test_a_table_is_written_with_every_time_that_was_taken(tuned):
+    out, told = tuned
+    check_tables(out)
     assert "regret where held out:   2 sizes" in told
-    by, matrices = read_matrices(tmp_path / "out" / "measurements.safetensors")
+    by, matrices = read_matrices(out / "measurements.safetensors")
     assert by["gpu"] == "NVIDIA H200" and len(matrices) == 3
     for m in matrices:
         assert m.cold.shape == (len(m.about["works"]), len(m.about["schedules"])) and (m.cold > 0).any(axis=1).all()
-    journal = Journal(tmp_path / "out" / "journal.jsonl", {})
+    journal = Journal(out / "journal.jsonl", {})
     assert sum((m.cold > 0).sum() for m in matrices) == sum(not t.failure for t in journal.times.values())
-    assert not list((tmp_path / "out").glob("*.part"))
+    assert not list(out.glob("*.part"))
 
 
 def test_candidates_that_hang_die_or_fail_are_recorded_and_skipped(tmp_path):
@@ -347,15 +355,17 @@ def wait_for(out: Path, process, count: int, line: str = "") -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_control_c_and_a_batch_system_keep_what_is_known_and_resume_goes_on(tmp_path, number):
-    out = tmp_path / "out"
-    process = tune(out, "--budget", "900s", "--pause", "0.2", wait=False)
-    wait_for(out, process, 8)
-    process.send_signal(number)
-    told, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number and "--resume goes on" in errors and "measurements" in told
-    before = measurements(out)
+def test_control_c_and_a_batch_system_keep_what_is_known_and_resume_goes_on(tmp_path):
+    out, before, more = tmp_path / "out", [], ()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = tune(out, "--budget", "900s", "--pause", "0.2", *more, wait=False)
+        wait_for(out, process, len(before) + 8)
+        process.send_signal(number)
+        told, errors = process.communicate(timeout=60)
+        assert process.returncode == 128 + number and "--resume goes on" in errors and "measurements" in told
+        known = measurements(out)
+        assert known[: len(before)] == before and len(known) >= len(before) + 8
+        before, more = known, ("--resume",)
     tune(out, "--budget", "900s", "--resume")
     after = measurements(out)
     assert after[: len(before)] == before and len(after) > len(before)
@@ -375,9 +385,9 @@ def test_a_kill_loses_what_is_in_hand_only(tmp_path):
     assert measurements(out)[: len(before)] == before
 
 
-def test_a_table_is_written_again_from_its_journal(tmp_path):
+def test_a_table_is_written_again_from_its_journal(tuned, tmp_path):
     out = tmp_path / "out"
-    tune(out, "--budget", "900s")
+    shutil.copytree(tuned[0], out)
     before = {p.name: p.read_bytes() for p in out.glob("*.yaml")}
     for name in before:
         (out / name).unlink()

@@ -7,6 +7,7 @@ import weakref
 import stand_in_gpu
 import torch
 from pytest import fixture, mark, raises
+from torch.utils.checkpoint import checkpoint
 
 import dtkernels
 from dtkernels.ops import op_decorator
@@ -64,6 +65,31 @@ def test_calls_again_and_again_are_right_with_and_without_gradients(gpu, name, m
         op(*inputs)
         unlooked(op, monkeypatch)
         torch.testing.assert_close(op(*inputs), EAGER[name](*inputs))
+
+
+@mark.parametrize("first", ["stand-in", "interpreter"])
+def test_calls_of_a_stand_in_end_with_it(first, monkeypatch):
+    """An op of the process keeps what it cached before, which the stand-in does not find, and nothing of what it caches there."""
+    op, x, launches = op_of("softmax"), inputs_of("softmax", 3, 8)[0], []
+    compute = stand_in_gpu.Computing._compute
+    monkeypatch.setattr(stand_in_gpu.Computing, "_compute", lambda *args: launches.append(args) or compute(*args))
+
+    def launched() -> int:
+        launches.clear()
+        for _ in range(2):
+            leaf = x.clone().requires_grad_()
+            torch.testing.assert_close(op(x), torch.softmax(x, -1))
+            found, wanted = (torch.autograd.grad(checkpoint(softmax, leaf, use_reentrant=False), leaf, x) for softmax in (op, EAGER["softmax"]))
+            torch.testing.assert_close(found, wanted)
+        return len(launches)
+
+    if first == "interpreter":
+        assert launched() == 0
+    with monkeypatch.context() as stand_in:
+        stand_in_gpu.use(stand_in)
+        assert launched() == 8  # each time a call, one inside the checkpoint, that one again, and the backward
+        assert op._call_cache.known
+    assert launched() == 0 and not op._call_cache.known
 
 
 def test_a_known_training_call_is_not_looked_at_and_its_backward_neither(gpu, monkeypatch):

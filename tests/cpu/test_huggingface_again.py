@@ -18,7 +18,6 @@ from dtkernels import ops
 from dtkernels.ops import op_decorator
 from dtkernels.ops.registry import SPECS
 from dtkernels.runtime.bind.operator import Operator
-from dtkernels.runtime.bounded_cache import BoundedCache
 
 
 @pytest.fixture
@@ -26,8 +25,6 @@ def gpu(monkeypatch):
     stand_in_gpu.use(monkeypatch)
     op = Operator(SPECS / "attention.yaml")
     monkeypatch.setattr(op_decorator, "shipped", lambda name: op)
-    monkeypatch.setattr(attention_call_cache, "_seen", ())
-    monkeypatch.setattr(attention_call_cache, "_named", BoundedCache(1024))
 
 
 def decoding(padded=True, **sizes):
@@ -148,6 +145,19 @@ def test_autocast_and_gradients_are_noticed_after_calls_that_were_let_through(gp
         module.record.as_measured = True
         assert dtkernels_attention(module, *qkv, None)[0].requires_grad
         assert module.record.fallbacks == {"gradients without a mask: sdpa is faster": 1}
+
+
+def test_attention_calls_of_a_stand_in_end_with_it(monkeypatch):
+    """They had been found by later files of the same process, and the calls of earlier files by the stand-in."""
+    given, launched = inputs(queries=1, keys=9), []
+    before = attention_call_cache._seen, dict(attention_call_cache._named)
+    with monkeypatch.context() as stand_in:
+        stand_in_gpu.use(stand_in)
+        for _ in range(2):
+            agrees_with_sdpa(Attention(), given, None)
+        (seen,) = attention_call_cache._seen
+        launched.append(seen)
+    assert (attention_call_cache._seen, dict(attention_call_cache._named)) == before and launched[0] not in before[0]
 
 
 def test_masks_of_steps_that_are_over_are_not_kept_alive(gpu):

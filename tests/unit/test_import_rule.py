@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -169,6 +169,7 @@ def too_long(file: File) -> list[str]:
 RULES = [imports_downward, imports_downward_inside, imports_withheld, kernels_by_hand, names_of_ops, too_long]
 
 
+@cache
 def our_files() -> list[File]:
     folders = ("dtkernels", "integrations", "schedule_tables", "tools")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]

@@ -4,9 +4,10 @@
 import pytest
 from command_line import refused, run
 
-from dtkernels.codegen.target import TARGETS
+from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.codegen.target import TARGETS, target
 from dtkernels.lang import parse, parse_schedule
-from dtkernels.show import STAGES, shipped
+from dtkernels.show import STAGES, Subject, read, shipped
 
 PRODUCT = """Func mm; In A, B; Var x, y; RVar k; mm[x, y] = rdot(A[x, k], B[k, y], k);
 mm.block(x:128, y:256); mm.tensorize(x:128, y:256, k:64); mm.num_warps(8); mm.num_stages(5); """
@@ -22,9 +23,18 @@ def product(tmp_path):
 
 @pytest.mark.parametrize("op", shipped())
 def test_the_backward_of_every_op_is_shown_at_every_stage(op, capsys):
-    for stage in (s for s in STAGES if s != "ptx"):
-        for gpu in TARGETS if stage == "schedule" else ("h200",):
-            assert run(capsys, "show", op, "--backward", "--stage", stage, "--gpu", gpu).strip()
+    subject = Subject(read(op), "h200", wanted=())  # derived once for all GPUs, and scheduled once for all stages
+    texts = {stage: subject.text(stage) for stage in STAGES if stage != "ptx"}
+    algorithm = subject.program.algorithm
+    for gpu in TARGETS:
+        schedule = default_schedule(algorithm, subject.outputs, subject.sizes, subject.types(algorithm), target(gpu))
+        assert schedule.primitives and (gpu != "h200" or schedule == subject.program.schedule)
+    assert all(texts.values()) and run(capsys, "show", op, "--backward", "--stage", "triton", "--gpu", "h200") == texts["triton"]
+
+
+@pytest.mark.parametrize("stage", [s for s in STAGES if s != "ptx"])
+def test_show_prints_each_stage_of_a_backward(stage, capsys):
+    assert run(capsys, "show", "softmax", "--backward", "--stage", stage, "--gpu", "a100").endswith(Subject(read("softmax"), "a100", wanted=()).text(stage))
 
 
 def test_the_backward_is_dt_text_with_a_func_for_each_gradient(capsys):

@@ -284,10 +284,9 @@ class _Estimate:
         """Return the names that the operands of a product are computed from: Triton prefetches those loads too."""
         todo, found = [dot.left, dot.right], set()  # type: ignore[var-annotated]
         while todo:
-            for n in todo.pop().walk():
-                if isinstance(n, Local) and n.name not in found:
-                    found.add(n.name)
-                    todo += [self.lets[n.name]] if n.name in self.lets else []
+            for name in todo.pop().local_names - found:
+                found.add(name)
+                todo += [self.lets[name]] if name in self.lets else []
         return found
 
     # -- registers --------------------------------------------------------------------------------------------------
@@ -318,7 +317,7 @@ class _Estimate:
 
     def _names(self, s: Statement) -> set[str]:
         inner = s.body if isinstance(s, Loop) else (s,)
-        return {n.name for v in values(inner) for n in v.walk() if isinstance(n, Local)}
+        return {name for v in values(inner) for name in v.local_names}
 
     def _value_registers(self, s: Let | Accumulator) -> float:
         """Return the registers of a thread for one named value."""

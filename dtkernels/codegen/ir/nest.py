@@ -268,12 +268,18 @@ def names_in(body: tuple[Statement, ...]) -> set[str]:
 
 def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
     """Yield every statement, outer ones first."""
+    found: list[Statement] = []
+    _add_statements(body, found)
+    return iter(found)
+
+
+def _add_statements(body: tuple[Statement, ...], found: list[Statement]) -> None:
     for s in body:
-        yield s
+        found.append(s)
         if isinstance(s, Loop):
-            yield from statements(s.body)
+            _add_statements(s.body, found)
         elif isinstance(s, InteriorOrEdge):  # both compute the same, the edge with masks
-            yield from statements(s.edge)
+            _add_statements(s.edge, found)
 
 
 def values(body: tuple[Statement, ...]) -> Iterator[Tile]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...lang.expr import field_names
 
@@ -61,15 +61,30 @@ class Tile:
         """Return the nodes that ``walk`` yields, cached as in ``lang.expr.Expr``."""
         return (self, *(node for child in self._children for node in child._nodes))
 
+    @cached_property
+    def _axes(self) -> frozenset[Axis]:
+        return _axes_of(self)
+
+    @cached_property
+    def local_names(self) -> frozenset[str]:
+        """The names of the kernel's own values that the tile is computed from directly."""
+        return frozenset(n.name for n in self._nodes if isinstance(n, Local))
+
     def rebuild(self, change: Callable[[Tile], Tile]) -> Tile:
-        new: dict[str, Tile | tuple] = {}
+        """Apply ``change`` to each direct subexpression. Returns the same object, with its caches, where none changes."""
+        if not self._children:
+            return self
+        new: dict[str, Any] = {}
         for name in field_names(type(self)):
             value = getattr(self, name)
             if isinstance(value, Tile):
-                new[name] = change(value)
-            elif isinstance(value, tuple) and any(isinstance(v, Tile) for v in value):
-                new[name] = tuple(change(v) if isinstance(v, Tile) else v for v in value)
-        return replace(self, **new) if any(new[n] is not getattr(self, n) for n in new) else self
+                if (changed := change(value)) is not value:
+                    new[name] = changed
+            elif isinstance(value, tuple):
+                several = tuple([change(v) if isinstance(v, Tile) else v for v in value])
+                if any([a is not b for a, b in zip(several, value)]):
+                    new[name] = several
+        return replace(self, **new) if new else self
 
     def transform(self, change: Callable[[Tile], Tile]) -> Tile:
         return change(self.rebuild(lambda child: child.transform(change)))
@@ -301,6 +316,10 @@ class TileScan(Tile):
 
 def axes_of(tile: Tile) -> frozenset[Axis]:
     """Return the axes along which a tile has more than one element."""
+    return tile._axes
+
+
+def _axes_of(tile: Tile) -> frozenset[Axis]:
     match tile:
         case Position(axis):
             return frozenset() if axis.scalar else frozenset({axis})

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.nest import Accumulator, Assign, Kernel, Let, Local, Loop, Statement, TileDot, Valued
+from ...ir.nest import Accumulator, Assign, Kernel, Let, Loop, Statement, TileDot, Valued
 from ...lower.schedule_options import KernelOptions
 
 
@@ -71,4 +71,4 @@ def _independent(s: Assign, other: Statement) -> bool:
 
 
 def _names(s: Valued) -> set[str]:
-    return {n.name for n in s.value.walk() if isinstance(n, Local)}
+    return set(s.value.local_names)

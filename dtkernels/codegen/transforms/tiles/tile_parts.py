@@ -82,11 +82,13 @@ def cut_tiles_into_parts(kernel: Kernel, options: KernelOptions) -> Kernel:
 
 def _is_few_rows(body: tuple[Statement, ...], axis: Axis) -> bool:
     """Return whether an axis is that of few rows, in all sums of terms that have it, which an operand of two dimensions lacks."""
+    if axis.tile > FEW_ROWS:
+        return False
     held = {s.name for s in nest.statements(body) if isinstance(s, nest.Accumulator) and s.terms and axis in s.axes}
     updates = [s for s in nest.statements(body) if isinstance(s, nest.Assign) and s.name in held]
     block = any(isinstance(s, Index) and s.axis == axis and s.start == "block" for s in body)
     lacked = all(any(isinstance(n, Local) and len(n.axes) > 1 and axis not in n.axes for n in s.value.walk()) for s in updates)
-    return block and axis.tile <= FEW_ROWS and bool(updates) and lacked
+    return block and bool(updates) and lacked
 
 
 def _check(kernel: Kernel, axis: Axis, sizes: tuple[int, ...], options: KernelOptions) -> None:
