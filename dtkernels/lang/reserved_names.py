@@ -23,7 +23,7 @@ TAKEN = frozenset(
         *(f"exp2_{part}_of_{whole}{form}" for part, whole in SHARES for form in ("", "_if_wide")),
         "floor_divide", "floor_modulo", "floor_to_int", "ceil_to_int", "nan_max", "nan_min",
         "float_power", "log_of_1_plus", "exp_minus_1", "round_half_even", "round_toward_zero", "sign_of", "is_nan", "is_infinite", "is_finite",
-        "every_second", "bits_of", "PAIRS", "converts_pairs",
+        "every_second", "bits_of", "number_of", "PAIRS", "converts_pairs",
         "product_of_two", "order_key", "place_of_key", "in_32_bits", "to_range", "to_int32", "to_int64", "random_words", "random_uniform", "random_normal",
     }
 )  # fmt: skip

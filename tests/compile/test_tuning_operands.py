@@ -53,7 +53,7 @@ def test_a_computed_operand_may_be_stored_first_and_its_kernel_is_part_of_the_ti
     assert around.tensors == ("f_left", "W", "f")
     found = neighbours(plan, around)
     assert all(readers(variant.algorithm, p.tiles) == {"f_left": "f"} for p in found)
-    assert sum(worker._fits(gated, seeds.default.with_plan(p), "f") for p in found[::6]) >= 2
+    assert sum(worker.fits(gated, seeds.default.with_plan(p), "f") for p in found[::6]) >= 2
 
 
 def test_a_tuned_odd_size_is_never_worse_than_the_default(gated, tmp_path):
@@ -87,7 +87,7 @@ def test_consumers_in_turn_are_in_the_space():
     whole = worker.seeds(work, families=False).default
     around = Surroundings.of(variants_of(work.group)[1].algorithm, whole.plans[0], work.extents, True)
     found = [p for p in neighbours(whole.plans[0], around) if "ping_pong" in p.tiles]
-    assert found and all(worker._fits(work, whole.with_plan(p), p.root) for p in found)
+    assert found and all(worker.fits(work, whole.with_plan(p), p.root) for p in found)
     assert all("persistent" in p.tiles and "specialize_warps" in p.tiles and "num_warps(8)" in p.tiles for p in found)
     rng, draws = random.Random(0), []
     for _ in range(60):

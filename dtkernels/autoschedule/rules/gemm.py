@@ -334,10 +334,16 @@ class _Product:
 
     @cached_property
     def _padded(self) -> dict[str, Any]:
-        """Rows of operands that other kernels compute start where those of memory do, which costs nothing."""
-        shape = self.shape
-        own = tuple(t for t in self._sides() if t in shape.algorithm and t not in (*self.members, *shape.outputs) and not shape.aligned({t}, SECTOR))
+        """Rows of operands that other kernels compute start where sectors of memory do, which costs nothing.
+
+        Others than of whole vectors gain by descriptors alone: by pointers their masks have elements loaded one by one.
+        """
+        own = tuple(t for t in self._half() if t in self.shape.algorithm and t not in (*self.members, *self.shape.outputs))
         return {"aligns": own} if own else {}
+
+    def _half(self) -> list[str]:
+        """Return the operands of whose rows every second one starts in the middle of a sector."""
+        return [t for t in self._sides() if self.shape.aligned({t}) and not self.shape.aligned({t}, SECTOR)]
 
     def _through(self) -> list[dict[str, Any]]:
         """Return the ways to read operands through descriptors: as they lie, and from copies of those whose rows start in the middle of a sector.
@@ -345,7 +351,7 @@ class _Product:
         A tile of such rows takes up to twice the loads; along the sum of the product few enough to be hidden, unless the other's are such too.
         """
         found = [self._descriptors()] if self.shape.itemsize <= 2 else []
-        half = [t for t in self._sides() if t in self.shape.algorithm.inputs and self.shape.aligned({t}) and not self.shape.aligned({t}, SECTOR)]
+        half = [t for t in self._half() if t in self.shape.algorithm.inputs]
         if not found or not found[0] or not half:
             return [f for f in found if f]
         across = [t for t in half if self.shape.last_label(t) not in self.dot.labels]

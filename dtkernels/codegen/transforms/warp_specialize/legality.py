@@ -6,6 +6,8 @@ from ...ir import nest
 from ...ir.nest import WHOLE, Accumulator, Assign, Axis, Const, Fetch, Guard, Let, Load, Local, Op, Put, Store, Tile, TileReduce, axes_of
 from .plan import FLOAT8_DEPTH, REGISTERS, SPARE, WIDEST, LoopStep, Refused, WarpSpecializedKernel, producer_names
 
+RANDOM = ("random", "normal")
+
 
 def in_work(step: LoopStep, name: str) -> bool:
     """Return whether the work or the moves of ``step`` read the local ``name``."""
@@ -54,6 +56,8 @@ def check_plan(p: WarpSpecializedKernel) -> None:
     """Check a whole plan: dimensions of tiles, reductions, stores, resident tiles and the order of loops. Raises Refused."""
     if p.float8:
         _check_float8(p)
+    if any(isinstance(n, Op) and n.fn in RANDOM for v in nest.values(p.kernel.body) for n in v.walk()):
+        raise Refused("random numbers, which Gluon does not have")
     if p.turns:
         _check_turns(p)
     body = (*p.before, *p.resident, *(s for step in p.steps for s in step.loop.body), *p.after)
