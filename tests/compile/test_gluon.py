@@ -153,6 +153,7 @@ REFUSED = {
     "32 rows for 1 consumers; 64 or 128 each": PRODUCT.replace("x:128", "x:32").replace("num_warps(8)", "num_warps(4)"),
     "products take 256 registers of a thread; 200 are left for them": PRODUCT.replace("num_warps(8)", "num_warps(4)"),
     "no product of two loaded tiles": PRODUCT.replace("B[k, y]", "exp(B[k, y])"),
+    "random numbers, which Gluon does not have": attention(f"where(random(7, b, h, m, l) < 0.1, -inf, {SCORE})"),
     "a tile that is loaded through a descriptor is used outside of products": attention(f"{SCORE} + bias[b, h, m, l]")
     .replace("V; SIn", "V, bias; SIn")
     .replace("descriptor(", "descriptor(bias, "),
