@@ -36,7 +36,7 @@ def scheduled(shape: SchedulingProblem) -> Schedule:
 
 @pytest.mark.parametrize("gpu", ["a100", "h200", "b200", "mi300x"])
 @pytest.mark.parametrize("width", [64, 112, 256])
-@pytest.mark.parametrize("group", [2, 3, 5, 7, 16, 19, 24, 48, 64])
+@pytest.mark.parametrize("group", [2, 3, 5, 7, 16, 19, 24, 48, 64, 102])
 def test_a_group_of_any_size_is_packed_into_the_rows_of_a_tile(group, width, gpu):
     shape = chain(group, target(gpu), n=width, d=width)
     schedule = scheduled(shape)

@@ -17,6 +17,7 @@ from .program_order import causal_program_order
 
 SMALLEST = 16  #: rows of a tile of the matrix units
 EVEN = 4  #: programs a multiprocessor that a sum under a mask is split into: blocks differ in what the mask leaves of them
+MOST_SHARED = 128  #: rows of a tile, for heads that share keys
 LONG = 8  #: steps of a loop from which on a copy of what it reads in each costs little beside it
 
 
@@ -277,7 +278,7 @@ class Chain:
         for dot in (d for m in self.members for d in self.shape.dots(m)):
             for index in (i for a in ex.accesses(dot.right) for i in a.index):
                 match index:
-                    case ex.Binary("/", ex.Label(label), ex.Const(size)) if label in labels and 1 < size <= 64 and self.rows:
+                    case ex.Binary("/", ex.Label(label), ex.Const(size)) if label in labels and 1 < size <= MOST_SHARED and self.rows:
                         if max(sizes[r] for r in self.rows) * 2 <= size:
                             return {label: (int(size), max(16, next_power_of_two(int(size)))), **{r: (1, 1) for r in self.rows}}
         return {}
