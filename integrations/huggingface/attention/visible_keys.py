@@ -231,7 +231,7 @@ def _contiguous(mask: Any, memory_format: torch.memory_format = torch.contiguous
     reach, matrix = noted_keys(mask), as_matrix(mask)
     if reach is None or memory_format is not torch.contiguous_format:
         return None
-    matrix = matrix.contiguous()
+    matrix = matrix.clone(memory_format=torch.contiguous_format)  # as that of sdpa, which is expanded, would be
     if not torch.compiler.is_compiling():
         if matrix.shape[2] == 1 and not isinstance(reach.offset, torch.Tensor):
             reach = replace(reach, offset=torch.full((1,), reach.offset, dtype=torch.float32, device=matrix.device))
