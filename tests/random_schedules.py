@@ -132,7 +132,9 @@ class Scheduler:
                 statements += [Primitive("f", "stream", (Sized("k", self.pick([2, 3])),))] * self.chance(2)
                 statements.append(Primitive("f", "tail", (Sized(label, min(blocks[label] // 2, blocks[label] & -blocks[label])), *[Sized("k", 32)] * self.chance(3))))
         if self.chance(3):
-            statements += [Primitive("f", "specialize_warps", ("k",)), Primitive("f", "num_warps", (4,))]
+            in_turn = self.chance(2)
+            statements += [Primitive("f", "specialize_warps", ("k",)), Primitive("f", "num_warps", (8 if in_turn else 4,))]
+            statements += [Primitive("f", "ping_pong")] * in_turn + [Primitive("f", "persistent")] * (in_turn and all(p.name != "persistent" for p in statements))
         elif self.chance(3):
             statements.append(Primitive("f", "split", (Sized("k", self.pick([2, 3])),)))
         if self.chance(3):

@@ -47,7 +47,7 @@ LIVE = 4096  #: elements that a program loads at once, over all parts of a step
 A_WARP = 2048  #: elements for each warp
 WITH_MEANS = 4  #: values of an element of each accumulator that a merge relative to means holds: at one warp for 2048, ptxas spills
 ELEMENTS = 2048  #: most elements of a program's block, as long as each label keeps COLUMNS
-FEWEST = 4  #: the same beside extents that are held whole: parts of 32 columns of 71 rows spilled, and took 280 us on an H100
+FEWEST = 4  #: the same of several results with extents that are held whole: parts of 32 columns of 71 rows spilled, and took 280 us on an H100
 LENGTH = 64  #: assumed length of an unblocked extent
 
 
@@ -155,8 +155,8 @@ def _shrink_blocks(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     if over - pieces or any(isinstance(s, nest.Put) or isinstance(s, Index) and s.start == "block+loop" for s in nest.statements(body)):
         return body
     limit = COLUMNS * PARTS // max(a.tile for a in pieces) if pieces else ELEMENTS
-    whole = any(axis.tile == WHOLE for s in stored for axis in s.axes)
-    narrowest, limit = (FEWEST, min(limit, FEWEST * LENGTH)) if whole else (COLUMNS, limit)
+    several = sum(any(axis.tile == WHOLE for axis in s.axes) for s in stored) > 1
+    narrowest, limit = (FEWEST, min(limit, FEWEST * LENGTH)) if several else (COLUMNS, limit)
     while stored:
         blocks = [s.axis for s in body if isinstance(s, Index) and s.start == "block" and not s.axis.padded]
         wide = [a for a in blocks if a.tile > narrowest and all(Position(a) in s.index for s in stored)]
