@@ -146,10 +146,6 @@ def versions(options: argparse.Namespace) -> dict:
     return {**bench.versions(), "seed": options.seed, "skip": options.skip, "dtype": options.dtype, "seconds": options.seconds}
 
 
-def _interrupted(*_) -> None:
-    raise KeyboardInterrupt
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command."""
     options = arguments(argv)
@@ -164,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
     from sampling.measuring import Bench
     from sampling.regret import RegretSearch
 
-    signal.signal(signal.SIGTERM, _interrupted)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as by Ctrl-C
     bench, searcher, broken = Bench(options.peers, options.dtype), None, False
     try:
         searcher = RegretSearch(options.dtype) if options.regret else None

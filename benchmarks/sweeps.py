@@ -192,10 +192,6 @@ class Run:
         return "\n".join([f"{len(self.found)} of {len(self.todo)} cases; fastest peer / ours:", *lines, "", ratios.report(self.found) if self.found else ""])
 
 
-def _interrupted(*_) -> None:
-    raise KeyboardInterrupt
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the sweeps."""
     parser = Parser("sweeps", __doc__)
@@ -219,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("sweeps: no GPU: torch.cuda.is_available() is False; --list needs none", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, _interrupted)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as by Ctrl-C
     run, broken = Run(options, todo, {**bench.versions(), "seconds": options.seconds}, Bench), False
     try:
         run.go()

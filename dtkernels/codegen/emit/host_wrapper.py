@@ -416,7 +416,7 @@ class Wrapper:
         lines = [f"{pad}launch("] if elastic else [f"{pad}{text.name}[{text.grid}]("]
         args = [text.name, text.grid, str(kernel.num_stages), *args] if elastic else args
         times = unrolled_product(kernel.body)
-        args += ["**dependent"] if text.dependent and kernel is not self.kernels[0] and not _keeps_its_place(kernel) else []
+        args += ["**dependent"] if text.dependent and kernel is not self.kernels[0] and not _starts_after_copies(kernel) else []
         args += [f"**unrolled({times})"] if times > MOST_UNROLLED and not text.warps else []
         row = pad + "   "
         for a in args:
@@ -458,8 +458,8 @@ def plain_labels(algorithm: Algorithm, tensor: str) -> tuple[str | None, ...]:
     return algorithm.plain_labels(tensor)
 
 
-def _keeps_its_place(kernel: Kernel) -> bool:
-    """Return whether programs of a kernel stay on their multiprocessors, and multiply copies of operands.
+def _starts_after_copies(kernel: Kernel) -> bool:
+    """Return whether a kernel waits for the copies of its operands to end: its programs stay on their multiprocessors, and multiply.
 
     Launched beside the kernels that copy, one took 1100 us on an H100, after them 939.
     """
