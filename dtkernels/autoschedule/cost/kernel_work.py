@@ -7,7 +7,7 @@ from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...codegen.held_terms import HELD_BY_WARP
+from ...codegen.held_terms import FLOAT8_DEPTH, HELD_BY_WARP, MOST_IMPRECISE
 from ...codegen.powers_of_two import binary_parts, next_power_of_two
 from .kernel_config import ORDERED, KernelConfig, read_schedule
 from .outline import SECTOR, VECTOR, FuncOutline, Known, Product, Read
@@ -20,7 +20,6 @@ L2_KEEPS = 0.5  #: the part of the L2 that holds what several waves read
 ASYNC = 4  #: bytes of the smallest load that goes to shared memory by itself; smaller ones pass through registers
 PACKED = 8  #: most elements packed in one
 UNITS = 16  #: rows of the smallest tile of the matrix units
-FLOAT8_DEPTH, PROMOTED = 32, 128  #: terms that an instruction adds up in float8, and after which the sum is added to float32 (codegen/emit/triton/expr.py)
 MULTIPROCESSOR = 1.004  #: shared memory of a multiprocessor over what one block may take
 WIDE = 16  #: elements of a tile from which on they are one vector, not several sums
 BASE, VALUE, READ, CARRIED = 22, 0.3, 0.38, 0.55  #: registers of a thread, and of each element: by what ptxas gave 336 kernels of rows and columns, to 13%
@@ -369,7 +368,7 @@ class _Count:
         for func, _ in plan.members if plan.apart else ():
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if {*plan.split} & {*func.reduced} else 0.0
         heavy, light = self._arithmetic()
-        light += multiplied / 2 / min(self._depth(), PROMOTED) if self._promotes() else 0.0
+        light += multiplied / 2 / min(self._depth(), MOST_IMPRECISE) if self._promotes() else 0.0
         if streamed:
             terms = self._multiplied()[0]
             light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)

@@ -10,6 +10,7 @@ from ...lang.errors import DTError
 from ...lang.schedule import Program
 from ..analysis.dtype_propagation import value_inputs
 from ..analysis.product_types import Operands
+from ..held_terms import FLOAT8_DEPTH
 from ..ir.nest import Kernel
 from ..pipeline import forms, lower, prelower
 from ..target import Target
@@ -18,7 +19,6 @@ from .gluon.expr import IMPORTS, helper
 from .gluon.kernel import print_gluon
 from .host_helpers import SUPPORT
 from .host_wrapper import Wrapper, launch_comment, plain_labels
-from .triton.expr import FLOAT8_DEPTH
 from .triton.functions import HELPERS
 from .triton.kernel import KernelText, dimension_names, print_kernel
 

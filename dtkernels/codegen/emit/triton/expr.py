@@ -9,6 +9,7 @@ from typing import TypeGuard
 from ....algebra.operand_types import CAST, OperandType
 from ....lang.expr import COMPARISONS, DTYPES, FLOAT8, INTEGERS, RANDOM
 from ...analysis.product_types import Operands
+from ...held_terms import FLOAT8_DEPTH, MOST_IMPRECISE
 from ...ir import nest
 from ...ir.layout import as_no_matrix_product, preferred_dim_order
 from ...ir.nest import (
@@ -38,9 +39,6 @@ from .functions import CALLS, HELPER_OF, ON_NUMBERS
 
 #: Python's binding strength of what is printed; larger is tighter
 _OR, _AND, _COMPARE, _ADD, _MULTIPLY, _UNARY, _ATOM = range(1, 8)
-FLOAT8_DEPTH = 32  #: elements that a matrix instruction sums in float8; shallower tiles are multiplied in fp16
-#: elements that Hopper's matrix units add up in their own accumulators, which keep about 14 bits, before the sum is added in float32
-MOST_IMPRECISE = 128
 IN_FP16 = OperandType((f"{CAST}fp16",))  #: of products in float8 by tiles that are too shallow; the wrapper does not know of it
 BITS = ("&", "|", "^", "<<", ">>")  #: operators on the bits of integers
 _INFIX = {"+": ("+", _ADD), "-": ("-", _ADD), "*": ("*", _MULTIPLY), "/": ("/", _MULTIPLY)}

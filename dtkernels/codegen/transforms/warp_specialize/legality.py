@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ...held_terms import FLOAT8_DEPTH, MOST_IMPRECISE
 from ...ir import nest
 from ...ir.nest import WHOLE, Accumulator, Assign, Axis, Const, Fetch, Guard, Let, Load, Local, Op, Put, Store, Tile, TileReduce, axes_of
-from .plan import FLOAT8_DEPTH, REGISTERS, SPARE, WIDEST, LoopStep, Refused, WarpSpecializedKernel, producer_names
+from .plan import REGISTERS, SPARE, WIDEST, LoopStep, Refused, WarpSpecializedKernel, producer_names
 
 RANDOM = ("random", "normal")
 
@@ -43,11 +44,10 @@ def _check_turns(p: WarpSpecializedKernel) -> None:
 
 def _check_float8(p: WarpSpecializedKernel) -> None:
     """Check that float8 is multiplied alone: this form has no conversions of it."""
-    least, most = FLOAT8_DEPTH
     if not all(step.direct for step in p.steps) or p.resident:
         raise Refused("products in float8 beside others, or of tiles that stay")
-    if not all(least <= a.tile <= most for step in p.steps for q in step.direct for a in q.axes):
-        raise Refused(f"products in float8 whose steps are not of {least} to {most} terms")
+    if not all(FLOAT8_DEPTH <= a.tile <= MOST_IMPRECISE for step in p.steps for q in step.direct for a in q.axes):
+        raise Refused(f"products in float8 whose steps are not of {FLOAT8_DEPTH} to {MOST_IMPRECISE} terms")
     if any(isinstance(n, Op) and n.fn.endswith((":e4m3", ":e5m2")) for v in nest.values(p.kernel.body) for n in v.walk()):
         raise Refused("a cast to float8")
 

@@ -9,7 +9,6 @@ from ...ir.nest import Assign, Axis, FetchLet, Kernel, Let, Local, Loop, Stateme
 
 REGISTERS = {1: (240, 24), 2: (240, 24), 4: (120, 24)}  #: consumers -> registers of a consumer thread, of a producer thread
 HALF = frozenset({64, 128})  #: rows that one consumer may have
-FLOAT8_DEPTH = (32, 128)  #: fewest and most terms of a step in float8
 WIDEST = 256  #: most columns of a product
 SPARE = 40  #: registers of a thread that are left for neither accumulators nor operands
 
