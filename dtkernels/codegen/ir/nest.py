@@ -266,6 +266,11 @@ def names_in(body: tuple[Statement, ...]) -> set[str]:
     return found | {n.name for v in values for n in v.walk() if isinstance(n, Scalar)}
 
 
+def names_of(kernel: Kernel) -> set[str]:
+    """Return the names that the text of a kernel uses, those of its loops and scalars too."""
+    return names_in(kernel.body) | {s.axis.name for s in statements(kernel.body) if isinstance(s, Loop)} | {*kernel.scalars}
+
+
 def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
     """Yield every statement, outer ones first."""
     found: list[Statement] = []

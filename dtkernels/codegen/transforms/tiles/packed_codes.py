@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ....algebra.rules.canonicalize import fresh_name
 from ...ir import nest
 from ...ir.nest import (
     Assign,
@@ -149,10 +150,7 @@ def _split(body: tuple[Statement, ...], axis: Axis, kernel: Kernel) -> tuple[Sta
     packed = any(is_load(s) and any(_divided(i, axis, "//") == count for i in s.value.index) for s in body)
     if not packed or not 1 < count <= MOST or count & (count - 1) or axis.tile & (axis.tile - 1) or axis.tile // count < MIN_DOT:
         return body
-    name = f"{axis.name}_group"
-    taken = nest.names_in(kernel.body) | {s.axis.name for s in nest.statements(kernel.body) if isinstance(s, Loop)} | {*kernel.scalars}
-    while name in taken:
-        name += "_"
+    name = fresh_name(f"{axis.name}_group", nest.names_of(kernel))
     group = Axis(name, axis.label, axis.tile // count, exact=axis.exact, whole=axis, every=count)
     try:
         return tuple(_Split(axis, group, kernel).run(body))

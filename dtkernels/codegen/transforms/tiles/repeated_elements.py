@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ....algebra.rules.canonicalize import fresh_name
 from ...ir import nest
 from ...ir.nest import (
     Axis,
@@ -67,7 +68,7 @@ def _with_indices(body: tuple[Statement, ...], groups: dict[tuple[Axis, int], Ax
 class _Repeats:
     def __init__(self, kernel: Kernel):
         self.kernel, self.known = kernel, known_values(kernel)
-        self.taken = nest.names_in(kernel.body) | {s.axis.name for s in nest.statements(kernel.body) if isinstance(s, Loop)} | {*kernel.scalars}
+        self.taken = nest.names_of(kernel)
         self.operands = _part_of_operands(kernel.body)
         self.groups: dict[tuple[Axis, int], Axis] = {}
         self.changed: dict[str, Tile] = {}  #: what a load's name stands for now
@@ -107,10 +108,7 @@ class _Repeats:
 
     def _group(self, axis: Axis, by: int) -> Axis:
         if (axis, by) not in self.groups:
-            name = f"{(axis.whole or axis).name}_part"
-            while name in self.taken:
-                name += "_"
-            self.taken.add(name)
+            name = fresh_name(f"{(axis.whole or axis).name}_part", self.taken)
             every = by * (axis.every if axis.whole else 1)
             self.groups[axis, by] = Axis(name, axis.label, axis.tile // by, exact=axis.exact, whole=axis.whole or axis, every=every)
         return self.groups[axis, by]

@@ -25,7 +25,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from ...ir.nest import Accumulator, Assign, Axis, Kernel, Local, Loop, Op, Statement, Tile, TileDot, Valued, axes_of, is_load, names_in
+from ....algebra.rules.canonicalize import fresh_name
+from ...ir.nest import Accumulator, Assign, Axis, Kernel, Local, Loop, Op, Statement, Tile, TileDot, Valued, axes_of, is_load, names_of
 from ...lower.schedule_options import KernelOptions
 
 FEWER = 2  #: elements of the operand for each sum, at least
@@ -33,7 +34,7 @@ FEWER = 2  #: elements of the operand for each sum, at least
 
 def scale_steps(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Take factors that a step has in common out of its products."""
-    return replace(kernel, body=_bodies(kernel.body, names_in(kernel.body)))
+    return replace(kernel, body=_bodies(kernel.body, names_of(kernel)))
 
 
 def _bodies(body: tuple[Statement, ...], taken: set[str]) -> tuple[Statement, ...]:
@@ -66,10 +67,7 @@ def _step(body: tuple[Statement, ...], taken: set[str]) -> tuple[Statement, ...]
             continue
         if not 0 < FEWER * _size(axes_of(parts[0].dot)) <= sum(p.elements for p in parts):
             continue
-        step = f"{name}_step"
-        while step in taken:
-            step += "_"
-        taken.add(step)
+        step = fresh_name(f"{name}_step", taken)
         body = _rewritten(body, own, step, [p.dot for p in parts], parts[0].factor)
     return body
 

@@ -40,6 +40,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 
+from ....algebra.rules.canonicalize import fresh_name
 from ....lang.errors import DTError
 from ...ir import nest
 from ...ir.nest import (
@@ -107,19 +108,13 @@ class _Cut:
 
     def __init__(self, body: tuple[Statement, ...], axis: Axis, sizes: tuple[int, ...], kernel: Kernel):
         self.body, self.axis = body, axis
-        self.taken = nest.names_in(body) | {s.axis.name for s in nest.statements(body) if isinstance(s, Loop)} | {*kernel.scalars}
+        self.taken = nest.names_of(replace(kernel, body=body))
         self.named: dict[tuple[str, int], str] = {}
         self.parts: list[Axis] = []
         offset = 0
         for size in sizes:
-            self.parts.append(Axis(self._fresh(f"{axis.name}_{offset}"), axis.label, size, offset=offset, whole=axis))
+            self.parts.append(Axis(fresh_name(f"{axis.name}_{offset}", self.taken), axis.label, size, offset=offset, whole=axis))
             offset += size
-
-    def _fresh(self, name: str) -> str:
-        while name in self.taken:
-            name += "_"
-        self.taken.add(name)
-        return name
 
     def run(self) -> tuple[Statement, ...]:
         return self._cut(self.body)
@@ -152,7 +147,7 @@ class _Cut:
     def _name(self, name: str, part: Axis) -> str:
         key = name, part.offset
         if key not in self.named:
-            self.named[key] = self._fresh(f"{name}_{part.offset}")
+            self.named[key] = fresh_name(f"{name}_{part.offset}", self.taken)
         return self.named[key]
 
     def _axes(self, axes: tuple[Axis, ...], part: Axis) -> tuple[Axis, ...]:
