@@ -399,6 +399,10 @@ def _binary(fn: str, left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarra
             return np.mod(a, b), np.zeros(np.broadcast(a, b).shape)
         case "pow":
             return _power(a, ea, b, eb)
+        case "atan2":
+            length = np.hypot(a, b) - np.hypot(ea, eb)
+            apart = np.where((ea == 0) & (eb == 0), 0, np.where((length > 0) & ~((b < 0) & (np.abs(a) <= ea)), np.hypot(ea, eb) / np.where(length > 0, length, 1), 7))
+            return np.arctan2(a, b), apart + 8 * U
         case "maximum":
             return np.maximum(a, b), np.maximum(ea, eb)
         case "minimum":
@@ -463,6 +467,13 @@ def _unary(fn: str, arg: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.
             return step(a) if fn != "sign" else np.where(np.isnan(a), 0.0, np.sign(a)), np.where(step(a - e) != step(a + e), step(a + e) - step(a - e), 0.0)
         case "sin" | "cos":
             return getattr(np, fn)(a), np.minimum(e, 2) + own
+        case "atan":
+            return np.arctan(a), np.minimum(e, 4) + own
+        case "asin" | "acos":
+            v = getattr(np, f"arc{fn[1:]}")(a)
+            return v, np.where(e == 0, 2 * own, np.where(np.abs(a) + e < 1, e / np.sqrt(np.maximum(1 - (np.abs(a) + e) ** 2, 1e-30)) + 2 * own, np.inf))
+        case "detach":
+            return a, e
         case "log1p":
             v, u = np.log1p(a), 1 + a
             return v, np.where(e < u, -2 * np.log1p(-np.minimum(e / u, 1)), _undefined(u, e)) + own * np.abs(v)

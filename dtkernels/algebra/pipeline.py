@@ -1,6 +1,6 @@
 """The algebra from top to bottom: the rules that rewrite an algorithm before it is lowered or differentiated.
 
-    Algorithm --RULES, then LOWERING_RULES--> Algorithm to lower
+    Algorithm --RULES with DROP_DETACH, then LOWERING_RULES--> Algorithm to lower
     Algorithm --RULES, then GRADIENT_RULES--> Algorithm to differentiate
 
 Every rule is exact in real arithmetic and returns a new algorithm. ``python -m dtkernels show OP --stage algebra`` prints the algorithm
@@ -19,6 +19,7 @@ from ..lang.algorithm import Algorithm, Definition, with_operands
 from ..lang.schedule import Bare, FuseAt, Fused, Primitive, Program, Schedule, host
 from .rules.canonicalize import (
     conditions_to_numbers,
+    drop_detach,
     extract_nested_reductions,
     extract_reductions_for_gradient,
     fold_invariant_reductions,
@@ -57,6 +58,9 @@ class Rule(NamedTuple):
     summary: str
     unscheduled_only: bool = False  #: left out where a schedule is written: it names labels and reductions as they are
 
+
+#: after the first of RULES, where the algorithm is lowered: a derivative needs what this drops
+DROP_DETACH = Rule("drop_detach", lambda a, c: drop_detach(a), "replace detach(a) by a")
 
 #: Algorithm -> Algorithm, before lowering and before differentiation
 RULES = (
@@ -115,7 +119,7 @@ def stages(
 ) -> Iterator[tuple[Rule, Algorithm]]:
     """Yield each rule with the algorithm after it, up to the algorithm as it is lowered. ``inline`` limits which Funcs are looked through."""
     context = Context(bind_parameters(algorithm, params), outputs, inline)
-    return apply_rules((*RULES, *LOWERING_RULES), context.bound, context)
+    return apply_rules((RULES[0], DROP_DETACH, *RULES[1:], *LOWERING_RULES), context.bound, context)
 
 
 def prepare_algorithm(
@@ -123,6 +127,12 @@ def prepare_algorithm(
 ) -> Algorithm:
     """Return the algorithm as it is lowered: the last of ``stages``."""
     return [after for _, after in stages(algorithm, outputs, params, inline)][-1]
+
+
+def evaluated_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+    """Return the algorithm as torch evaluates it where it differentiates what it evaluates: as it is lowered, but with ``detach``."""
+    context = Context(bind_parameters(algorithm), outputs)
+    return [after for _, after in apply_rules((*RULES, *LOWERING_RULES), context.bound, context)][-1]
 
 
 def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:

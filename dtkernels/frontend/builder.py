@@ -49,6 +49,7 @@ class Builder:
         self.bound: dict[str, Index] = {}  #: index variables that something is reduced over
         self.without_gradient: UnsupportedOperation | None = None  #: raised where a gradient is asked for
         self.draws = 0  #: of random numbers so far
+        self.place = ""  #: the user's file and line of the operation at hand
         self.out: Any = None
         self.hint = "value"
 
@@ -69,7 +70,7 @@ class Builder:
 
     def forbid_gradient(self, what: str, why: str) -> None:
         """Note something that has the right value and no DT gradient."""
-        self.without_gradient = self.without_gradient or UnsupportedOperation(what, why, allowed="inputs that need no gradient")
+        self.without_gradient = self.without_gradient or UnsupportedOperation(what, why, self.place, allowed="inputs that need no gradient")
 
     # -- values ---------------------------------------------------------------------------------------------------------
 
@@ -202,6 +203,36 @@ class Builder:
         values = [self.value(g) for g in given]
         dims, exprs = self.aligned([replace(v, expr=self.numeric(v)) for v in values])
         return Value(dims, function(*exprs), dtype or self.dtype)
+
+    def detached(self, value: Value) -> Value:
+        """Return a value that no gradient passes through."""
+        plain = not value.dtype.is_floating_point or isinstance(value.expr, ex.Const) or isinstance(value.expr, ex.Call) and value.expr.fn == "detach"
+        return value if plain else replace(value, expr=ex.Call("detach", (value.expr,)))
+
+    def passes_gradient(self, expr: ex.Expr) -> bool:
+        """Tell whether torch would have a value require a gradient where its floating-point inputs do."""
+        types = {known.name: known.source for known in self.inputs.values()}
+        funcs = {d.name: d for d in self.definitions}
+        todo, seen = [expr], set()
+        while todo:
+            match todo.pop():
+                case ex.Access(name, _) | ex.Scalar(name) if name in types:
+                    if types[name].dtype.is_floating_point and all(str(op) != "aten.detach.default" for op, *_ in types[name].steps):
+                        return True
+                case ex.Access(name, _) if name in funcs and name not in seen:
+                    seen.add(name)
+                    todo.append(funcs[name].expr)
+                case ex.Call("detach" | "isnan" | "isinf" | "isfinite", _) | ex.Access() | ex.Reduce("argmax" | "argmin" | "argtopk", _, _):
+                    continue
+                case ex.Call("where", (_, a, b)):
+                    todo += [a, b]
+                case ex.Binary(op, _, _) if op in ex.COMPARISONS:
+                    continue
+                case ex.Cast(_, dtype) if dtype in ex.INTEGERS:
+                    continue
+                case node:
+                    todo += node.children()
+        return False
 
     def define(self, value: Value, hint: str = "") -> Value:
         """Give a value a Func of its own."""

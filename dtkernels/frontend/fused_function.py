@@ -68,7 +68,10 @@ class Compiled:
             tuple((name, s.root, steps(s), tuple(evaluated(n, env) for n in shape)) for name, s, shape in w.inputs),
             tuple((name, s.root, steps(s)) if isinstance(s, Source) else (name, None, evaluated(s, env)) for name, s in w.scalars),
             tuple(evaluated(n, env) for n in w.carried),
-            tuple((w.funcs.index(r.func), tuple(evaluated(n, env) for n in r.shape), r.dtype) if r.func else (None, r.source.root, steps(r.source)) for r in w.results),  # type: ignore[union-attr,arg-type]
+            tuple(
+                (w.funcs.index(r.func), tuple(evaluated(n, env) for n in r.shape), r.dtype, r.detached) if r.func else (None, r.source.root, steps(r.source), False)  # type: ignore[union-attr,arg-type]
+                for r in w.results
+            ),
             tuple(evaluated(v, env) if not isinstance(v, _Tensor) else v for v in self.leaves),
         )
 
@@ -102,12 +105,13 @@ class Bound:
             made = operator(**given)
             found = made if isinstance(made, tuple) else (made,)
         results = []
-        for which, second, third in self.results:
+        for which, second, third, detached in self.results:
             if which is None:
                 results.append(_viewed(tensors[second], third))
                 continue
             one = found[which].reshape(second)
-            results.append(one if one.dtype == third else one.to(third))
+            one = one if one.dtype == third else one.to(third)
+            results.append(one.detach() if detached and one.requires_grad else one)
         return tree_unflatten([results[v.place] if isinstance(v, _Tensor) else v for v in self.leaves], spec)
 
 

@@ -76,13 +76,19 @@ class Interpreter:
         self.known: dict[torch.fx.Node, Any] = {}
         self.names = assigned_names(traced.module.graph, traced.places)
         self.uses = {n: len(n.users) for n in traced.module.graph.nodes}
+        self.recording = True  #: False inside torch.no_grad()
+        for name, place in traced.custom:
+            self.builder.place = place_text(place)
+            self.builder.forbid_gradient(f"the gradient of {name}", "it is a torch.autograd.Function")
 
     def run(self) -> list[Any]:
         """Return the results: a Source where the function returns an input, else a Value."""
         inputs = iter(range(self.count))
         results: list[Any] = []
         for node in self.traced.module.graph.nodes:
-            with at(self.traced.places.get(node)):
+            place = self.traced.places.get(node)
+            self.builder.place = place_text(place) or self.builder.place
+            with at(place):
                 if node.op == "placeholder":
                     self.known[node] = self.source(next(inputs), node.meta["val"])
                 elif node.op == "get_attr":
@@ -94,8 +100,7 @@ class Interpreter:
                 elif node.target is operator.getitem:
                     self.known[node] = self.known[node.args[0]][node.args[1]]
                 elif node.target in _MODES:
-                    if not node.args[0]:
-                        self.builder.forbid_gradient("torch.no_grad", "inside the function")
+                    self.recording = bool(node.args[0])
                 elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
                     self.known[node] = self.operation(node)
                 else:
@@ -132,8 +137,12 @@ class Interpreter:
             return refs[0] if name != "detach" else self.viewed(node, name, refs[0], args[1:], kwargs)
         made = TABLE[name](b, *self.short(name, self.values(args)), **self.values(kwargs))
         if isinstance(made, tuple):
-            return [Tensor(self.kept(node, v, place)) if v is not None else None for place, v in enumerate(made)]
-        return Tensor(self.kept(node, made))
+            return [Tensor(self.recorded(self.kept(node, v, place))) if v is not None else None for place, v in enumerate(made)]
+        return Tensor(self.recorded(self.kept(node, made)))
+
+    def recorded(self, value: Value) -> Value:
+        """Return a value that is computed now: inside torch.no_grad() no gradient passes through it."""
+        return value if self.recording else self.builder.detached(value)
 
     def kept(self, node: torch.fx.Node, value: Value, place: int = 0) -> Value:
         """Give a value a Func where that is shorter to read and to compute: it is used again, or has a name."""
@@ -175,7 +184,7 @@ class Interpreter:
 
     def viewed(self, node: torch.fx.Node, name: str, base: Tensor, args: list, kwargs: dict) -> Any:
         """Return a view. Of an input torch makes it, before the kernels; of a value it is other index variables."""
-        b, out = self.builder, node.meta["val"]
+        b, out, recording = self.builder, node.meta["val"], self.recording
         fakes = out if isinstance(out, (list, tuple)) else [out]
 
         def view(value: Any, place: int) -> Any:
@@ -183,9 +192,11 @@ class Interpreter:
             if isinstance(value, Source):
                 shape = tuple(b.sizes.of(n) for n in fakes[place].shape)
                 step = (node.target, tuple(self.sized(args)), tuple(sorted(self.sized(kwargs).items())), place if isinstance(out, (list, tuple)) else None)
-                return Source(value.root, (*value.steps, step), shape, value.dtype, value.name)  # type: ignore[arg-type]
+                after = () if recording else ((torch.ops.aten.detach.default, (), (), None),)
+                return Source(value.root, (*value.steps, step, *after), shape, value.dtype, value.name)  # type: ignore[arg-type]
             made = TABLE[name](b, value, *self.values(args), **self.values(kwargs))
-            return made[place] if isinstance(made, tuple) else made
+            made = made[place] if isinstance(made, tuple) else made
+            return made if recording else b.detached(made)
 
         found = [Tensor(base=base, view=lambda v, p=p: view(v, p), write_back=self.inverse(name, args, p, node)) for p in range(len(fakes))]  # type: ignore[misc]
         for one in found:
@@ -255,7 +266,9 @@ class Interpreter:
             raise UnsupportedOperation("changing an argument in place", allowed="a new tensor, x = x + 1")
         made = TABLE[name](b, *self.values(args), **self.values(kwargs))
         before = b.value(target.read())
-        made = converted(b, made, before.dtype)
+        if not self.recording and b.passes_gradient(before.expr):
+            b.forbid_gradient(f"{name}_ inside torch.no_grad", "the tensor has a gradient")
+        made = self.recorded(converted(b, made, before.dtype))
         if len(made.expr._nodes) > LONG and made.dtype.is_floating_point and made.expr._accesses:
             made = b.define(made, self.names.get(node, name))
         target.write(b, made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Traced:
     symbols: dict[Any, tuple[int, int]]
     places: dict[torch.fx.Node, Place]
     result: Any  #: what the function returned
+    custom: list[tuple[str, Place | None]]  #: the torch.autograd.Functions that it calls
 
 
 def packet(node: torch.fx.Node) -> str:
@@ -120,13 +122,13 @@ def _trace(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Te
         results = []
 
         def run(*given: torch.Tensor) -> Any:
-            with places:
+            with places, _autograd_functions(places):
                 results.append(call(list(given)))
             return _tensors_in(results[-1])
 
         with mode:
             module = make_fx(run, decomposition_table=table, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*stand_ins)
-    return Traced(module, env, symbols, places.found(module), results[-1])
+    return Traced(module, env, symbols, places.found(module), results[-1], places.custom)
 
 
 def _tensors_in(result: Any) -> list[torch.Tensor]:
@@ -143,6 +145,7 @@ class Places(TorchFunctionMode):
         self.by_name: dict[str, Place] = {}
         self._last: Any = None
         self.now: Place | None = None  #: of the latest operation
+        self.custom: list[tuple[str, Place | None]] = []  #: calls of torch.autograd.Function
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         self.now = _user_place() or self.now
@@ -174,6 +177,36 @@ def _user_place() -> Place | None:
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+_watching = threading.local()  #: ``places``: where this thread notes calls of torch.autograd.Function
+_watchers: list[Places] = []  #: of all threads that trace
+_watchers_lock = threading.Lock()
+_apply = torch.autograd.Function.__dict__["apply"]
+
+
+@classmethod  # type: ignore[misc]
+def _noted_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if (places := getattr(_watching, "places", None)) is not None:
+        places.custom.append((cls.__name__, _user_place()))
+    return _apply.__get__(None, cls)(*args, **kwargs)
+
+
+@contextmanager
+def _autograd_functions(places: Places) -> Iterator[None]:
+    """Note calls of ``torch.autograd.Function``: a trace shows their forward alone. Torch has no hook for that."""
+    before, _watching.places = getattr(_watching, "places", None), places
+    with _watchers_lock:
+        _watchers.append(places)
+        torch.autograd.Function.apply = _noted_apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _watching.places = before
+        with _watchers_lock:
+            _watchers.remove(places)
+            if not _watchers:
+                torch.autograd.Function.apply = _apply  # type: ignore[method-assign]
 
 
 @contextmanager

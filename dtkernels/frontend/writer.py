@@ -30,6 +30,7 @@ class Result:
     source: Source | None
     shape: tuple
     dtype: torch.dtype
+    detached: bool = False  #: no gradient passes through it
 
 
 @dataclass
@@ -211,9 +212,12 @@ def write(builder: Builder, results: Sequence[Any], names: Sequence[str], inputs
         if isinstance(value, Source):
             made.append(Result(None, value, value.shape, value.dtype))
             continue
+        detached = value.dtype.is_floating_point and not builder.passes_gradient(value.expr)
+        if detached and isinstance(value.expr, ex.Call) and value.expr.fn == "detach":
+            value = replace(value, expr=value.expr.args[0])
         func = _result(builder, value, name, cast, funcs)
         funcs.append(func)
-        made.append(Result(func, None, tuple(builder.extent(d) for d in value.dims), value.dtype))
+        made.append(Result(func, None, tuple(builder.extent(d) for d in value.dims), value.dtype, detached))
     writer = Writer(builder)
     definitions = _needed(builder.definitions, funcs)
     used = _inputs_of(definitions)

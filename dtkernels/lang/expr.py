@@ -68,6 +68,11 @@ FUNCTIONS = {
     "cos": Function(derivative=("-sin(a)",), is_slow=True, is_finite=True, is_name=True),
     "log1p": Function(derivative=("1 / (1 + a)",), is_slow=True, keeps_zero=True, is_name=True),
     "expm1": Function(derivative=("v + 1",), is_slow=True, keeps_zero=True, is_name=True),
+    "atan": Function(derivative=("1 / (1 + a * a)",), is_slow=True, keeps_zero=True, is_finite=True, is_name=True),
+    "asin": Function(derivative=("rsqrt(1 - a * a)",), is_slow=True, keeps_zero=True, is_finite=True, is_name=True),
+    "acos": Function(derivative=("-rsqrt(1 - a * a)",), is_slow=True, is_finite=True, is_name=True),
+    "atan2": Function(2, derivative=("b / (a * a + b * b)", "-a / (a * a + b * b)"), is_slow=True, is_finite=True, is_name=True),
+    "detach": Function(derivative=NONE, keeps_zero=True, is_name=True),
     "pow": Function(2, derivative=("where(b == 0, 0, b * pow(a, b - 1))", "where(a == 0 and b >= 0, 0, v * log(a))"), is_slow=True, is_name=True),
     "clamp": Function(
         3,

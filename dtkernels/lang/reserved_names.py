@@ -22,7 +22,7 @@ TAKEN = frozenset(
         "DEPENDENT", "dependent", "overlapping", "warpgroups", "float8_warpgroups", "ring_stages", "descriptor_memory", "extents", "hardware_tanh", "exp_degree", "linear_recurrence",
         *(f"exp2_{part}_of_{whole}{form}" for part, whole in SHARES for form in ("", "_if_wide")),
         "floor_divide", "floor_modulo", "floor_to_int", "ceil_to_int", "nan_max", "nan_min",
-        "float_power", "log_of_1_plus", "exp_minus_1", "round_half_even", "round_toward_zero", "sign_of", "is_nan", "is_infinite", "is_finite",
+        "float_power", "log_of_1_plus", "exp_minus_1", "arctangent", "arcsine", "arccosine", "arctangent_of", "round_half_even", "round_toward_zero", "sign_of", "is_nan", "is_infinite", "is_finite",
         "every_second", "bits_of", "number_of", "PAIRS", "converts_pairs",
         "product_of_two", "order_key", "place_of_key", "in_32_bits", "to_range", "to_int32", "to_int64", "random_words", "random_uniform", "random_normal",
     }

@@ -19,7 +19,7 @@ from dtkernels.runtime.build.triton_compile import build, record_launches
 
 TARGETS = ("a100", "l40s", "h200", "b200", "mi300x")
 TEXT = """Func f; In A, B; SIn s; Var x, y;
-f[x, y] = sin(A[x, y]) + cos(s) + log1p(A[x, y]) + expm1(B[x, y]) + pow(A[x, y], B[x, y]) + pow(2, s) + pow(A[x, y], 2) + clamp(A[x, y], -1, s)
+f[x, y] = sin(A[x, y]) + cos(s) + log1p(A[x, y]) + atan(A[x, y]) + asin(B[x, y]) + acos(A[x, y]) + atan2(A[x, y], s) + expm1(B[x, y]) + pow(A[x, y], B[x, y]) + pow(2, s) + pow(A[x, y], 2) + clamp(A[x, y], -1, s)
     + round(A[x, y]) + ceil(y / 3) + trunc(B[x, y]) + sign(A[x, y]) + sin(2) + where(isnan(A[x, y]) or isinf(B[x, y]), 0, where(isfinite(s), 1, 2));
 f.block(x:1, y:256); f.tensorize(y:256);"""
 

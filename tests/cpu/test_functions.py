@@ -17,8 +17,8 @@ from dtkernels.runtime.bind.operator import Operator
 
 inf, nan = math.inf, math.nan
 SPECIAL = torch.tensor([0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1.0, -1.0, 1e-8, -1e-6, 3e-4, 0.1, 20.25, -20.25, 87.0, -100.0, 8388609.0, 4194304.5, 1e30, inf, -inf, nan])
-ONE = ("sin", "cos", "log1p", "expm1", "round", "ceil", "trunc", "sign", "isnan", "isinf", "isfinite")
-DIFFERENTIABLE = ("sin(A[x])", "cos(A[x])", "log1p(A[x] * A[x])", "expm1(A[x])", "round(A[x]) * A[x]", "ceil(A[x]) + trunc(A[x]) * A[x]", "sign(A[x]) * A[x]")
+ONE = ("sin", "cos", "atan", "asin", "acos", "log1p", "expm1", "round", "ceil", "trunc", "sign", "isnan", "isinf", "isfinite")
+DIFFERENTIABLE = ("sin(A[x])", "cos(A[x])", "atan(A[x])", "asin(A[x] / 4)", "acos(A[x] / 4)", "log1p(A[x] * A[x])", "expm1(A[x])", "round(A[x]) * A[x]", "ceil(A[x]) + trunc(A[x]) * A[x]", "sign(A[x]) * A[x]")
 BOTH = pytest.mark.parametrize("reference", [False, True], ids=["kernel", "reference"])
 
 
@@ -42,6 +42,37 @@ def test_one_argument(fn, reference, monkeypatch):
     if fn == "expm1":
         want = want.float()  # exp of 100 is infinite in float32
     near(op_of(f"Func f; In A; Var x; f[x] = {value};")(a), want.double())
+
+
+@BOTH
+def test_the_angle_of_two_numbers(reference, monkeypatch):
+    if reference:
+        monkeypatch.delenv("TRITON_INTERPRET")
+    numbers = torch.tensor([0.0, 1, -1, 2, -0.5, 1e-20, -3e7, 1e38, inf, -inf, nan])
+    a, b = (t.reshape(-1) for t in torch.meshgrid(numbers, numbers, indexing="ij"))
+    near(op_of("Func f; In A, B; Var x; f[x] = atan2(A[x], B[x]);")(a, b), torch.atan2(a.double(), b.double()))
+
+
+@pytest.mark.parametrize("reference", [False, True], ids=["kernel", "reference"])
+def test_no_gradient_passes_through_detach(reference, monkeypatch):
+    """A straight-through estimator; the value is that of the argument."""
+    if reference:
+        monkeypatch.delenv("TRITON_INTERPRET")
+    op = op_of("Func r, f; In A, B; Var x; r[x] = round(A[x] * 4) / 4; f[x] = (A[x] + detach(r[x] - A[x])) * B[x] + detach(B[x]);")
+    a, b = torch.randn(5, generator=torch.Generator().manual_seed(0)).requires_grad_(), torch.full((5,), 3.0).requires_grad_()
+    found, rounded = op(a, b), (a * 4).round() / 4
+    near(found.detach(), (rounded * b + b).detach().double())
+    got = torch.autograd.grad(found.sum(), (a, b))
+    near(got[0], b.detach().double())
+    near(got[1], rounded.detach().double())
+
+
+def test_detach_inside_a_compiled_graph(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    op = op_of("Func f; In A; Var x; f[x] = A[x] * A[x] + detach(A[x]) * A[x];")
+    a = torch.tensor([1.0, 2.0, -3.0]).requires_grad_()
+    (got,) = torch.autograd.grad(torch.compile(lambda t: op(t) * 1, backend="aot_eager")(a).sum(), a)
+    assert got.tolist() == [3.0, 6.0, -9.0]
 
 
 @BOTH

@@ -16,6 +16,7 @@ from dtkernels.algebra.batch import add_batch
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
 from dtkernels.algebra.rules.canonicalize import (
     conditions_to_numbers,
+    drop_detach,
     extract_nested_reductions,
     extract_reductions_for_gradient,
     fold_invariant_reductions,
@@ -96,6 +97,7 @@ RULES = {
     "fold_constants": (fold_constants, lambda a: fold_constants(a)),
     "expand_top_k": (expand_top_k, lambda a: expand_top_k(replace(a, extents=(("j", "", 2),)))),
     "extract_scans": (extract_scans, lambda a: extract_scans(a)),
+    "drop_detach": (drop_detach, lambda a: drop_detach(a)),
     "conditions_to_numbers": (conditions_to_numbers, lambda a: conditions_to_numbers(a)),
     "mean_to_sum": (mean_to_sum, lambda a: mean_to_sum(a)),
     "tanh_to_sigmoid": (tanh_to_sigmoid, lambda a: tanh_to_sigmoid(a)),
@@ -138,7 +140,7 @@ def test_docstring_says_what_the_rule_does(name):
 
 
 def test_every_rule_of_the_pipeline_is_documented_under_its_name():
-    listed = (*pipeline.RULES, *pipeline.LOWERING_RULES, *pipeline.GRADIENT_RULES)
+    listed = (pipeline.DROP_DETACH, *pipeline.RULES, *pipeline.LOWERING_RULES, *pipeline.GRADIENT_RULES)
     assert {rule.name for rule in listed} <= {name for name in RULES if RULES[name][0].__name__ == name}
 
 

@@ -73,7 +73,7 @@ def gradient(
         r, grads, backward = _reversed(algorithm, outputs, wanted)
     saved = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products, exchange).with_extra(means)
     single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
-    backward = in_float32(saved.backward, single | set(saved.extra))
+    backward = in_float32(saved.backward, single | {e for e in saved.extra if saved.forward.whole_funcs.get(e, "bool") == "bool"})
     returned = outputs + saved.extra + saved.products
     backward = merge_equal_operands(merge_equal_funcs(backward, tuple(grads.values())))
     backward = _gradients_in_float32(algorithm, outputs, backward, grads)

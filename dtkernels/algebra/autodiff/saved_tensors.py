@@ -74,7 +74,8 @@ def choose_saved_tensors(
     for d in small:
         if d.name in backward:
             name = fresh_name(f"{d.name}_kept", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, *forward.funcs})
-            extra.append(Definition(name, d.labels, ex.Cast(ex.Access(d.name, tuple(map(ex.Label, d.labels))), "fp32")))
+            whole = forward.whole_funcs.get(d.name, "bool")  # the place of an extremum may stand in an index
+            extra.append(Definition(name, d.labels, ex.Cast(ex.Access(d.name, tuple(map(ex.Label, d.labels))), "fp32" if whole == "bool" else whole)))
             backward = replace(_renamed(backward, d.name, name), inputs=(*backward.inputs, name))
     backward = _needed(_read_outputs(backward, outputs), grads)
     backward = _needed(exchange_sums(backward), grads) if exchange else backward

@@ -42,6 +42,18 @@ def conditions_to_numbers(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
+def drop_detach(algorithm: Algorithm) -> Algorithm:
+    """Replace values that no gradient passes through by the values: a kernel computes both alike.
+
+    Before: ``f[x] = A[x] + detach(round(A[x]) - A[x]);``  After: ``f[x] = A[x] + (round(A[x]) - A[x]);``
+    """
+
+    def change(node: ex.Expr) -> ex.Expr:
+        return node.args[0] if isinstance(node, ex.Call) and node.fn == "detach" else node
+
+    return algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+
+
 def fold_invariant_reductions(algorithm: Algorithm) -> Algorithm:
     """Evaluate a reduction over a label that its terms lack: the extent times the term, or the term itself.
 

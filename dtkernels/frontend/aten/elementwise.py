@@ -421,8 +421,7 @@ def clone(b: Builder, x: Any, *given: Any, **named: Any) -> Value:
 
 @op("detach", group=CASTS)
 def detach(b: Builder, x: Any) -> Value:
-    b.forbid_gradient("detach of a computed value", "DT has no form of it")
-    return b.value(x)
+    return b.detached(b.value(x))
 
 
 @op("copy", "fill", "zero", group=CASTS)

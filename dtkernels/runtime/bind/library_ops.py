@@ -217,7 +217,7 @@ def _define(name: str, schema: str) -> None:
 
         call = known[name].bind((), _arguments(known[name], args, named))
         variant = call.variant
-        results = evaluate(variant.algorithm, call.fitted.tensors, call.scalars, variant.outputs)
+        results = evaluate(variant.evaluated, call.fitted.tensors, call.scalars, variant.outputs)
         results = tuple(call.fitted.restore(r.contiguous()) for r in results)
         return _without_written(known[name], results if len(results) > 1 else results[0])
 

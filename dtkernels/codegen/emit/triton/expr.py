@@ -35,7 +35,7 @@ from ...ir.nest import (
     TileScan,
 )
 from ...ir.value_type import is_boolean, is_integer, never_negative
-from .functions import CALLS, HELPER_OF, ON_NUMBERS
+from .functions import CALLS, HELPER_OF, ON_NUMBERS, WITH_CALLED
 
 #: Python's binding strength of what is printed; larger is tighter
 _OR, _AND, _COMPARE, _ADD, _MULTIPLY, _UNARY, _ATOM = range(1, 8)
@@ -158,9 +158,8 @@ class ExpressionPrinter:
             scaled = self.text(args[0], order) if base == "exp2" else f"{self._at(args[0], order, _MULTIPLY)} * {math.log2(math.e)!r}"
             return f"{name}({scaled}, EXP_DEGREE)", _ATOM
         if fn in HELPER_OF:
-            self.helpers.add(HELPER_OF[fn])
+            self.helpers |= WITH_CALLED[HELPER_OF[fn]]
         if fn in RANDOM:
-            self.helpers.add("random_words")
             texts = [self.text(a.transform(_in_64_bits) if isinstance(a, Op) else a, order) for a in args] + ["0"] * (5 - len(args))
             return CALLS[fn].format(*texts, len(args) <= 3), _ATOM
         if fn == "key":

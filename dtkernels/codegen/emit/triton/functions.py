@@ -24,6 +24,7 @@ CALLS = {
     "key": "order_key({0}, {1})", "place": "place_of_key({0})", "largest_key": "tl.maximum({0}, {1})", "wide": "tl.cast({0}, tl.int64)",
     "bits": "bits_of({0}, {1}, {2}, {3}, PAIRS, {4})",
     "sin": "tl.sin({0})", "cos": "tl.cos({0})", "ceil": "tl.ceil({0})", "pow": "float_power({0}, {1})",
+    "atan": "arctangent({0})", "asin": "arcsine({0})", "acos": "arccosine({0})", "atan2": "arctangent_of({0}, {1})",
     "log1p": "log_of_1_plus({0})", "expm1": "exp_minus_1({0})", "round": "round_half_even({0})", "trunc": "round_toward_zero({0})",
     "sign": "sign_of({0})", "isnan": "is_nan({0})", "isinf": "is_infinite({0})", "isfinite": "is_finite({0})",
 }  # fmt: skip
@@ -177,6 +178,39 @@ def log_of_1_plus(x):
     near = tl.log(u) * x / (u - 1.0)
     return tl.where(u == 1.0, x, tl.where(tl.abs(u) == float("inf"), tl.log(u), near))
 """,
+    "arctangent": """
+@triton.jit
+def arctangent(x):
+    # one of three ranges, then an odd polynomial; coefficients: Cephes atanf
+    size = tl.abs(x)
+    far, middle = size > 2.414213562373095, size > 0.4142135623730950
+    t = tl.where(far, -1.0 / tl.maximum(size, 1.0), tl.where(middle, 1.0 - 2.0 / (size + 1.0), size))
+    z = t * t
+    near = t + t * z * (((8.05374449538e-2 * z - 1.38776856032e-1) * z + 1.99777106478e-1) * z - 3.33329491539e-1)
+    angle = near + tl.where(far, 1.5707963267948966, tl.where(middle, 0.7853981633974483, 0.0))
+    return tl.where(x < 0, -angle, angle)
+""",
+    "arcsine": """
+@triton.jit
+def arcsine(x):
+    return 2.0 * arctangent(x / (1.0 + tl.sqrt((1.0 - x) * (1.0 + x))))
+""",
+    "arccosine": """
+@triton.jit
+def arccosine(x):
+    return tl.where(x == -1.0, 3.141592653589793, 2.0 * arctangent(tl.sqrt((1.0 - x) * (1.0 + x)) / (1.0 + x)))
+""",
+    "arctangent_of": """
+@triton.jit
+def arctangent_of(y, x):
+    # special cases as in C, but that a zero has no sign
+    top, low = tl.maximum(tl.abs(y), tl.abs(x)), tl.minimum(tl.abs(y), tl.abs(x))
+    ratio = arctangent(tl.where(low == top, tl.where(top == 0, 0.0, 1.0), low / top))
+    angle = tl.where(tl.abs(y) > tl.abs(x), 1.5707963267948966 - ratio, ratio)
+    angle = tl.where(x < 0, 3.141592653589793 - angle, angle)
+    angle = tl.where((x != x) | (y != y), x + y, angle)
+    return tl.where(y < 0, -angle, angle)
+""",
     "exp_minus_1": """
 @triton.jit
 def exp_minus_1(x):
@@ -281,5 +315,7 @@ def round_to_{name}(x, native: tl.constexpr):
 
 #: function -> the helper that its expression calls
 HELPER_OF = {fn: name for fn, text in CALLS.items() if (name := re.match(r"[\w.]+", text)[0]) in HELPERS}  # type: ignore[index]
+#: helper -> itself and the helpers that it calls
+WITH_CALLED = {name: {name, *(h for h in HELPERS if re.search(rf"(?<![\w.]){h}\(", text))} for name, text in HELPERS.items()}
 #: functions whose arguments are tensors of float32: a number among them is written as one
-ON_NUMBERS = frozenset({"sin", "cos", "ceil", "pow", "log1p", "expm1", "round", "trunc", "sign", "isnan", "isinf", "isfinite"})
+ON_NUMBERS = frozenset({"sin", "cos", "atan", "asin", "acos", "atan2", "ceil", "pow", "log1p", "expm1", "round", "trunc", "sign", "isnan", "isinf", "isfinite"})
