@@ -16,6 +16,7 @@ from .values import SEED, Axis, Dims, Index, IndexLabel, Size, Source, Value, fl
 
 DTYPE_WORDS = {getattr(torch, name): word for word, name in ex.DTYPES.items()}
 INTEGER_WORDS = {getattr(torch, name): name for name in ex.INTEGERS if name != "bool"}
+EXACT = (torch.int32, torch.int64, torch.int8, torch.uint8)  #: dtypes of inputs that DT reads as integers
 ONE = sympy.Integer(1)
 
 
@@ -308,8 +309,47 @@ class Builder:
             todo += node.children()
         return {t for t in found if t.is_floating_point}
 
+    def is_whole(self, expr: ex.Expr) -> bool:
+        """Tell whether DT computes an expression as an integer, exactly."""
+        match expr:
+            case ex.Const(value):
+                return type(value) is int
+            case ex.Label() | ex.Len() | Size():
+                return True
+            case ex.Access(name, _) | ex.Scalar(name):
+                known = next((i.source.dtype for i in self.inputs.values() if i.name == name), None)
+                if known is not None:
+                    return known in EXACT
+                return any(d.name == name and (isinstance(d.expr, ex.Cast) or isinstance(d.expr, ex.Reduce) and d.expr.kind in ex.PLACES) and self.is_whole(d.expr) for d in self.definitions)
+            case ex.Cast(_, dtype):
+                return dtype in INTEGER_WORDS.values()
+            case ex.Unary("-" | "~", _) | ex.Binary("+" | "-" | "*" | "%" | "//" | "&" | "|" | "^" | "<<" | ">>", _, _):
+                return all(map(self.is_whole, expr.children()))
+            case ex.Reduce(kind, _, _):
+                return kind in ex.PLACES
+            case ex.Call("where", (_, a, b)) | ex.Call("floor", (ex.Binary("/", a, b),)):
+                return self.is_whole(a) and self.is_whole(b)
+        return False
+
+    def exact(self, value: Value) -> ex.Expr:
+        """Return an integer expression for a value of integers or truth values. An input of integers stands beside an operator on integers: DT reads it as such."""
+        expr = self.numeric(value)
+        if not self.is_whole(expr):
+            return ex.Cast(expr, "int64")
+        return self.marked(expr)
+
+    def marked(self, expr: ex.Expr) -> ex.Expr:
+        """Put inputs of integers beside an operator on integers, which makes DT read them as integers."""
+        kinds = {known.name: known.source.dtype for known in self.inputs.values()}
+        match expr:
+            case ex.Binary("|", ex.Access() | ex.Scalar(), ex.Const(0)):
+                return expr
+            case ex.Access(name, _) | ex.Scalar(name):
+                return ex.Binary("|", expr, ex.Const(0)) if kinds.get(name) in EXACT else expr
+        return expr.rebuild(self.marked)
+
     def reads_integers(self, expr: ex.Expr) -> bool:
-        """Tell whether elements of integer inputs enter an expression, other than as an index."""
+        """Tell whether elements of integer inputs enter an expression, other than as an index or in a comparison."""
         types = {known.name: known.source.dtype for known in self.inputs.values()}
         funcs = {d.name: d for d in self.definitions}
         todo: list[ex.Expr] = [expr]
@@ -321,7 +361,9 @@ class Builder:
                 kind = types[node.tensor if isinstance(node, ex.Access) else node.name]
                 if not kind.is_floating_point and kind != torch.bool:
                     return True
-            else:
+            elif isinstance(node, ex.Call) and node.fn == "where":
+                todo += node.args[1:]
+            elif not (isinstance(node, ex.Binary) and node.op in ex.COMPARISONS):
                 todo += node.children()
         return False
 

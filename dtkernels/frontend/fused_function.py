@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from ..runtime.log import log, warn_once
 from ..runtime.path_counters import count
 from .captures import _PLAIN, State, state_of
 from .sizes import Sizes
-from .tracing import trace
+from .tracing import at, trace
 from .unsupported import UnsupportedOperation
 from .values import SEED, Source
 from .writer import CARRIER, WrittenProgram, cast_word, write
@@ -40,6 +40,7 @@ class Compiled:
     spec: Any  #: the structure of the result
     leaves: tuple  #: its leaves; a number for the place of a tensor
     without_gradient: UnsupportedOperation | None
+    constants: list[torch.Tensor]  #: inputs that the function makes of numbers
     bound: BoundedCache[tuple, Bound] = field(default_factory=lambda: BoundedCache(REMEMBERED))  #: by the shapes of a call
 
     @property
@@ -199,7 +200,7 @@ class Fused:
             if not _symbolic(shapes):
                 program.bound.put(shapes, bound)
         with torch.amp.autocast(every[0].device.type, enabled=False) if _autocast(every) else _nothing:
-            return bound.run(program.operator, every, program.spec)
+            return bound.run(program.operator, [*every, *(t.to(every[0].device) for t in program.constants)], program.spec)
 
     def program(self, key: tuple, leaves: list, spec: Any, tensors: list[torch.Tensor], state: State) -> Compiled:
         """Return the program for a call; trace one where none fits."""
@@ -257,16 +258,25 @@ class Fused:
         flat_result, structure = tree_flatten(traced.result)
         places = iter(range(len(results)))
         found = tuple(_Tensor(next(places)) if isinstance(v, torch.Tensor) else sizes.of(v) if isinstance(v, torch.SymInt) else v for v in flat_result)
-        names = [*self.argument_names(leaves, spec), *state.names]
+        names = [*self.argument_names(leaves, spec), *state.names, *("table" for _ in interpreter.constants)]
         wanted = [_output_name(self.name, k, len(results), traced, interpreter) for k in range(len(results))]
-        for value in results:
-            if isinstance(value, Source) or value.dtype.is_floating_point or value.dtype == torch.bool:
-                continue
-            if cast_word(value.dtype) is None or builder.reads_integers(value.expr):
-                raise UnsupportedOperation(f"a result of {value.dtype} made from integers", why="they are exact up to 2^24", allowed="floating point, truth values")
-        operator, written = self.compiled(builder, results, wanted, names, [*stand_ins, *state.tensors])
+        for k, node in enumerate(next(n for n in traced.module.graph.nodes if n.op == "output").args[0]):
+            with at(traced.places.get(node)):
+                results[k] = self.exact(builder, results[k])
+        operator, written = self.compiled(builder, results, wanted, names, [*stand_ins, *state.tensors, *interpreter.constants])
         guards = tuple(g.expr for g in traced.env.guards if g.expr.free_symbols <= set(traced.symbols))
-        return Compiled(operator, written, guards, traced.symbols, structure, found, builder.without_gradient)
+        return Compiled(operator, written, guards, traced.symbols, structure, found, builder.without_gradient, [t.detach().to(tensors[0].device) for t in interpreter.constants])
+
+    def exact(self, builder: Any, value: Any) -> Any:
+        """Return a result so that integers made from integers are computed as integers."""
+        if isinstance(value, Source) or value.dtype.is_floating_point or value.dtype == torch.bool:
+            return value
+        if builder.is_whole(value.expr):
+            return replace(value, expr=builder.marked(value.expr))
+        if cast_word(value.dtype) is None or builder.reads_integers(value.expr):
+            raise UnsupportedOperation(f"a result of {value.dtype} made from sums, extremes or powers of integers", why="they are exact up to 2^24",
+                                       allowed="floating point, truth values; + - * // % and bitwise arithmetic of integers")  # fmt: skip
+        return value
 
     def compiled(self, builder: Any, results: list, wanted: list[str], names: list[str], tensors: list[torch.Tensor]) -> tuple[Operator | None, WrittenProgram]:
         """Write and compile the program; results that DT would give another dtype are cast."""

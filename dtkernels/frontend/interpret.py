@@ -77,6 +77,7 @@ class Interpreter:
         self.names = assigned_names(traced.module.graph, traced.places)
         self.uses = {n: len(n.users) for n in traced.module.graph.nodes}
         self.recording = True  #: False inside torch.no_grad()
+        self.constants: list[torch.Tensor] = []  #: tensors that the function makes of numbers
         for name, place in traced.custom:
             self.builder.place = place_text(place)
             self.builder.forbid_gradient(f"the gradient of {name}", "it is a torch.autograd.Function")
@@ -117,10 +118,13 @@ class Interpreter:
         for k, t in enumerate(self.captured):
             if t is held:
                 return self.source(self.count + k, held)
-        if held.numel() == 1 and not held.is_complex():
+        if held.is_complex() or held.layout != torch.strided or held.is_nested:
+            raise UnsupportedOperation(f"a tensor of {held.dtype}, {held.layout}")
+        if held.numel() == 1:
             value = self.builder.value(held.item(), held.dtype)
             return Tensor(replace(value, dims=((),) * held.dim()))
-        raise UnsupportedOperation("a tensor that is neither an argument nor closed over", why=f"of shape {tuple(held.shape)}", allowed="an argument")
+        self.constants.append(held)  # written out in the function: torch.tensor([1.0, 2.0])
+        return self.source(self.count + len(self.captured) + len(self.constants) - 1, held, "table")
 
     def operation(self, node: torch.fx.Node) -> Any:
         name = packet(node)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from ...lang import expr as ex
 from ..builder import Builder
 from ..unsupported import UnsupportedOperation
@@ -19,7 +21,7 @@ def constant(b: Builder, value: Any) -> Value:
     """Return a tensor of the operation's shape, filled with a number."""
     filled = b.value(value)
     expr = b.numeric(filled)
-    if str(b.dtype) == "torch.bool":
+    if b.dtype == torch.bool:
         expr = ex.Const(bool(expr.value)) if isinstance(expr, ex.Const) else b.condition(filled)
     return Value(tuple(b.index(n) for n in b.shape), expr, b.dtype)
 
@@ -73,7 +75,7 @@ def triangle(b: Builder, x: Any, diagonal: Any, operator: str) -> Value:
     row = row if isinstance(diagonal, int) and diagonal == 0 else ex.Binary("+", row, b.number(diagonal))
     inside = compare(operator, column, row)
     if x.dtype.is_floating_point or x.expr != ex.Const(True):
-        found = ex.Binary("and", inside, x.expr) if not x.dtype.is_floating_point and x.dtype == b.dtype and str(x.dtype) == "torch.bool" else None
+        found = ex.Binary("and", inside, x.expr) if not x.dtype.is_floating_point and x.dtype == b.dtype == torch.bool else None
         return replace(x, expr=found or choose(inside, x.expr, ZERO))
     return replace(x, expr=inside)
 
@@ -81,7 +83,8 @@ def triangle(b: Builder, x: Any, diagonal: Any, operator: str) -> Value:
 @op("eye", group=CREATION)
 def eye(b: Builder, *given: Any, **named: Any) -> Value:
     rows, columns = (b.index(n) for n in b.shape)
-    return Value((rows, columns), choose(compare("==", b.flat_index(rows), b.flat_index(columns)), ex.Const(1), ZERO), b.dtype)
+    inside = compare("==", b.flat_index(rows), b.flat_index(columns))
+    return Value((rows, columns), inside if b.dtype == torch.bool else choose(inside, ex.Const(1), ZERO), b.dtype)
 
 
 @op("rand", "randn", "rand_like", "randn_like", "bernoulli", group=CREATION)

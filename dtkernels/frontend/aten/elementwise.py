@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ...lang import expr as ex
-from ..builder import DTYPE_WORDS, Builder
+from ..builder import DTYPE_WORDS, EXACT, Builder
 from ..unsupported import UnsupportedOperation
 from ..values import Value
 from .table import TABLE, op
@@ -79,19 +80,35 @@ def scaled(b: Builder, other: Any, alpha: Any) -> Value:
     return other if alpha == 1 else b.elementwise(times, other, alpha, dtype=other.dtype)
 
 
+NARROW = {torch.uint8: 0, torch.int8: 2**7, torch.int16: 2**15}  #: integers that wrap around -> the sign bit
+
+
+def wrapped(b: Builder, x: Value) -> Value:
+    """Return a result of integer arithmetic with the bits that its dtype has."""
+    if x.dtype not in NARROW:
+        return x
+    sign, whole = ex.Const(NARROW[x.dtype]), b.exact(x)
+    most = 2 ** torch.iinfo(x.dtype).bits - 1
+    expr: Expr = ex.Binary("&", whole, ex.Const(most))
+    return Value(x.dims, expr if sign == ZERO else minus(ex.Binary("^", expr, sign), sign), x.dtype)
+
+
 @op("add", group=ARITHMETIC)
 def add(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Value:
-    return b.elementwise(plus, x, scaled(b, y, alpha))
+    x, y = b.value(x), scaled(b, y, alpha)
+    if x.dtype == y.dtype == torch.bool:
+        return logical(b, "or", x, y)
+    return wrapped(b, b.elementwise(plus, x, y))
 
 
 @op("sub", "subtract", group=ARITHMETIC)
 def sub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Value:
-    return b.elementwise(minus, x, scaled(b, y, alpha))
+    return wrapped(b, b.elementwise(minus, x, scaled(b, y, alpha)))
 
 
 @op("rsub", group=ARITHMETIC)
 def rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Value:
-    return b.elementwise(minus, y, scaled(b, x, alpha))
+    return wrapped(b, b.elementwise(minus, y, scaled(b, x, alpha)))
 
 
 @op("mul", "multiply", group=ARITHMETIC)
@@ -99,11 +116,13 @@ def mul(b: Builder, x: Any, y: Any) -> Value:
     x, y = b.value(x), b.value(y)
     if x.dtype == y.dtype == torch.bool:
         return logical(b, "and", x, y)
-    return b.elementwise(times, x, y)
+    return wrapped(b, b.elementwise(times, x, y))
 
 
 @op("div", "divide", "true_divide", group=ARITHMETIC)
 def div(b: Builder, x: Any, y: Any, rounding_mode: str | None = None) -> Value:
+    if rounding_mode == "floor" and not b.dtype.is_floating_point:
+        return integral(b, "//", x, y)
     result = b.elementwise(over, x, y)
     if rounding_mode is None:
         return result
@@ -126,7 +145,18 @@ def remainder(b: Builder, x: Any, y: Any) -> Value:
     x, y = b.value(x), b.value(y)
     if whole(x.expr) and whole(y.expr):
         return b.elementwise(binary("%"), x, y)
+    if not b.dtype.is_floating_point:
+        return integral(b, "%", x, y)
     return b.elementwise(lambda p, q: minus(p, times(q, call("floor", over(p, q)))), x, y)
+
+
+def integral(b: Builder, operator: str, *given: Any) -> Value:
+    """Apply an operator on integers."""
+    values = [b.value(v) for v in given]
+    if any(not v.dtype.is_floating_point and v.dtype not in (*EXACT, torch.bool) and b.reads_integers(v.expr) for v in values):
+        raise UnsupportedOperation(f"integer arithmetic on {next(v.dtype for v in values if v.dtype not in EXACT)}", allowed="int64, int32, int8, uint8")
+    dims, exprs = b.aligned([Value(v.dims, b.exact(v), v.dtype) for v in values])
+    return wrapped(b, Value(dims, ex.Unary("~", exprs[0]) if operator == "~" else ex.Binary(operator, *exprs), b.dtype))
 
 
 def whole(e: Expr) -> bool:
@@ -166,6 +196,22 @@ def hypot(b: Builder, x: Any, y: Any) -> Value:
     return b.elementwise(made, x, y)
 
 
+@op("atan2", "arctan2", group=ARITHMETIC)
+def atan2(b: Builder, x: Any, y: Any) -> Value:
+    return b.elementwise(lambda p, q: call("atan2", p, q), x, y)
+
+
+@op("xlogy", "special_xlogy", group=ARITHMETIC)
+def xlogy(b: Builder, x: Any, y: Any) -> Value:
+    """x * log(y), 0 where x is 0 and y is no NaN."""
+    return b.elementwise(lambda p, q: choose(ex.Binary("and", compare("==", p, ZERO), compare("==", q, q)), ZERO, times(p, call("log", q))), x, y)
+
+
+@op("copysign", group=ARITHMETIC)
+def copysign(b: Builder, x: Any, y: Any) -> Value:
+    return b.elementwise(lambda p, q: choose(compare("<", q, ZERO), negative(call("abs", p)), call("abs", p)), x, y)
+
+
 @op("logaddexp", group=ARITHMETIC)
 def logaddexp(b: Builder, x: Any, y: Any) -> Value:
     def made(p: Expr, q: Expr) -> Expr:
@@ -183,17 +229,22 @@ def truncated(a: Expr) -> Expr:
 
 
 UNARY: dict[str, Callable[[Expr], Expr]] = {
-    "neg": negative,
-    "negative": negative,
     "positive": lambda a: a,
     "reciprocal": lambda a: over(ONE, a),
-    "square": lambda a: times(a, a),
     "frac": lambda a: minus(a, truncated(a)),
     "sgn": lambda a: call("sign", a),
     "log10": lambda a: times(call("log", a), number(1 / math.log(10))),
     "erfc": lambda a: minus(ONE, call("erf", a)),
     "special_erf": lambda a: call("erf", a),
     "special_expit": lambda a: call("sigmoid", a),
+    "tan": lambda a: over(call("sin", a), call("cos", a)),
+    "arctan": lambda a: call("atan", a),
+    "arcsin": lambda a: call("asin", a),
+    "arccos": lambda a: call("acos", a),
+    "asinh": lambda a: choose(compare("<", a, ZERO), negative(asinh_of(negative(a))), asinh_of(a)),
+    "acosh": lambda a: call("log", plus(a, times(call("sqrt", minus(a, ONE)), call("sqrt", plus(a, ONE))))),
+    "atanh": lambda a: times(number(0.5), call("log1p", over(plus(a, a), minus(ONE, a)))),
+    "sinc": lambda a: choose(compare("==", a, ZERO), ONE, over(call("sin", times(number(math.pi), a)), times(number(math.pi), choose(compare("==", a, ZERO), ONE, a)))),
     "sinh": lambda a: times(minus(call("exp", a), call("exp", negative(a))), number(0.5)),
     "cosh": lambda a: times(plus(call("exp", a), call("exp", negative(a))), number(0.5)),
     "logit": lambda a: call("log", over(a, minus(ONE, a))),
@@ -213,9 +264,31 @@ ACTIVE: dict[str, Callable[[Expr], Expr]] = {
 }
 
 
+def asinh_of(a: Expr) -> Expr:
+    """log(a + sqrt(a * a + 1)) of a >= 0, with its digits near 0 and without overflow."""
+    small = call("minimum", a, number(1e15))
+    near = call("log1p", plus(small, over(times(small, small), plus(ONE, call("sqrt", plus(ONE, times(small, small)))))))
+    return choose(compare(">", a, number(1e15)), plus(call("log", a), number(math.log(2))), near)
+
+
 def below_zero(a: Expr) -> Expr:
     """exp(a) - 1 where a < 0, without overflow elsewhere."""
     return call("expm1", call("minimum", a, ZERO))
+
+
+@op("neg", "negative", group=FUNCTIONS)
+def neg(b: Builder, x: Any) -> Value:
+    return wrapped(b, b.elementwise(negative, x))
+
+
+@op("abs", group=FUNCTIONS)
+def absolute(b: Builder, x: Any) -> Value:
+    return b.elementwise((lambda a: call("abs", a)) if b.dtype.is_floating_point else lambda a: choose(compare("<", a, ZERO), negative(a), a), x)
+
+
+@op("square", group=FUNCTIONS)
+def square(b: Builder, x: Any) -> Value:
+    return mul(b, x, x)
 
 
 def _enter(name: str, function: Callable[[Expr], Expr], group: str) -> None:
@@ -229,12 +302,14 @@ for _name, _function in UNARY.items():
 for _name, _function in ACTIVE.items():
     _enter(_name, _function, ACTIVATIONS)
 for _name, _row in ex.FUNCTIONS.items():
-    if _row.arguments == 1 and hasattr(torch.ops.aten, _name):
+    if _row.arguments == 1 and hasattr(torch.ops.aten, _name) and _name not in ("abs", "detach"):
         _enter(_name, lambda a, _name=_name: call(_name, a), FUNCTIONS)  # type: ignore[misc]
 
 
 def _extreme(name: str) -> Callable[..., Value]:
     def entry(b: Builder, x: Any, y: Any) -> Value:
+        if not b.dtype.is_floating_point:  # a choice between integers is one
+            return b.elementwise(lambda p, q: choose(compare(">" if name == "maximum" else "<", p, q), p, q), x, y)
         return b.elementwise(lambda p, q: call(name, p, q), x, y)
 
     return entry
@@ -277,6 +352,16 @@ def gelu(b: Builder, x: Any, approximate: str = "none") -> Value:
 @op("leaky_relu", group=ACTIVATIONS)
 def leaky_relu(b: Builder, x: Any, negative_slope: float = 0.01) -> Value:
     return b.elementwise(lambda a: choose(compare(">", a, ZERO), a, times(number(negative_slope), a)), x)
+
+
+@op("rrelu", "rrelu_with_noise", group=ACTIVATIONS)
+def rrelu(b: Builder, x: Any, *given: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None) -> Value:
+    """x, or where it is negative x times the mean of the bounds."""
+    numbers = [g for g in given if isinstance(g, (int, float)) and not isinstance(g, bool)]
+    if training or any(g is True for g in given):
+        raise UnsupportedOperation("rrelu in training", allowed="eval(), leaky_relu")
+    lower, upper = numbers if len(numbers) == 2 else (lower, upper)
+    return leaky_relu(b, x, (lower + upper) / 2)
 
 
 @op("elu", "celu", group=ACTIVATIONS)
@@ -332,7 +417,10 @@ TABLE["softshrink"] = softshrink
 
 def _comparison(operator: str) -> Callable[..., Value]:
     def entry(b: Builder, x: Any, y: Any) -> Value:
-        return b.elementwise(lambda p, q: compare(operator, p, q), x, y)
+        values = [b.value(v) for v in (x, y)]
+        wide = all(v.dtype in (torch.int64, torch.int32) and b.is_whole(v.expr) for v in values)  # compared as integers, not in float32
+        values = [replace(v, expr=b.exact(v)) if wide and b.reads_integers(v.expr) else v for v in values]
+        return b.elementwise(lambda p, q: compare(operator, p, q), *values)
 
     return entry
 
@@ -354,9 +442,7 @@ def logical(b: Builder, operator: str, x: Any, y: Any) -> Value:
 
 def _logical(operator: str) -> Callable[..., Value]:
     def entry(b: Builder, x: Any, y: Any) -> Value:
-        if b.dtype != torch.bool:
-            raise UnsupportedOperation("bitwise arithmetic on integers", allowed="truth values")
-        return logical(b, operator, x, y)
+        return logical(b, operator, x, y) if b.dtype == torch.bool else integral(b, {"and": "&", "or": "|", "xor": "^"}[operator], x, y)
 
     return entry
 
@@ -369,8 +455,17 @@ for _name, _operator in {"and": "and", "or": "or", "xor": "xor"}.items():
 def logical_not(b: Builder, x: Any) -> Value:
     value = b.value(x)
     if b.dtype != torch.bool:
-        raise UnsupportedOperation("bitwise arithmetic on integers", allowed="truth values")
+        return integral(b, "~", value)
     return Value(value.dims, ex.Unary("not", b.condition(value)), torch.bool)
+
+
+@op("bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__", group=CONDITIONS)
+def left_shift(b: Builder, x: Any, y: Any) -> Value:
+    return integral(b, "<<", x, y)
+
+
+for _name in ("bitwise_right_shift", "__rshift__"):
+    TABLE[_name] = lambda b, x, y: integral(b, ">>", x, y)
 
 
 @op("where", group=CONDITIONS)
@@ -404,7 +499,10 @@ def converted(b: Builder, x: Value, dtype: torch.dtype) -> Value:
     if dtype.is_complex or dtype.is_floating_point and dtype not in DTYPE_WORDS and not wide:
         raise UnsupportedOperation(f"a conversion to {dtype}", allowed="float32, float16, bfloat16, integers, bool; arguments of float64")
     if not dtype.is_floating_point:
-        return Value(x.dims, expr if not x.dtype.is_floating_point else truncated(expr), dtype)
+        if x.dtype.is_floating_point:
+            return Value(x.dims, truncated(expr), dtype)
+        smaller = x.dtype != torch.bool and torch.iinfo(dtype).bits <= torch.iinfo(x.dtype).bits
+        return wrapped(b, Value(x.dims, expr, dtype)) if smaller else Value(x.dims, expr, dtype)
     rounds = dtype in (torch.float16, torch.bfloat16)
     return Value(x.dims, ex.Cast(expr, DTYPE_WORDS[dtype]) if rounds else expr, dtype)
 

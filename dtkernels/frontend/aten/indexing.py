@@ -18,19 +18,20 @@ INDEXING = "indexing"
 
 
 def position(b: Builder, index: Value) -> Value:
-    """Check that an index tensor can stand in an index: integers of an input, and arithmetic on them."""
+    """Return an index tensor that can stand in an index: integers of an input and arithmetic on them, or a Func of integers."""
     if index.dtype == torch.bool:
         raise UnsupportedOperation("indexing by truth values", why="the size of the result depends on data", allowed="torch.where")
-    for node in index.expr.walk():
-        computed = isinstance(node, ex.Access) and any(d.name == node.tensor and not _places(d.expr) for d in b.definitions)
-        if computed or isinstance(node, (ex.Call, ex.Cast)):
-            raise UnsupportedOperation("an index that is computed", why=f"it contains {node.fn if isinstance(node, ex.Call) else 'a Func' if computed else 'a conversion'}",
-                                       allowed="an integer argument, and + - * of it")  # fmt: skip
-    return index
+    funcs = {d.name for d in b.definitions}
+    if all(_in_index(node, funcs, b) for node in index.expr.walk()):
+        return index
+    return b.define(replace(index, expr=ex.Cast(b.exact(index), "int64")), "index")
 
 
-def _places(expr: ex.Expr) -> bool:
-    return isinstance(expr, ex.Reduce) and expr.kind in ex.PLACES
+def _in_index(node: ex.Expr, funcs: set[str], b: Builder) -> bool:
+    """Tell whether an index may have such a node: elements of integers, and + - * / % of them."""
+    if isinstance(node, ex.Access) and node.tensor in funcs:
+        return b.is_whole(node)
+    return not isinstance(node, (ex.Call, ex.Cast)) and not (isinstance(node, ex.Binary) and node.op == "|" and node.right == ZERO)
 
 
 def along(b: Builder, x: Value, place: int, index: Value) -> Value:
@@ -78,7 +79,7 @@ def gather(b: Builder, x: Any, dim: Any, index: Any, sparse_grad: bool = False) 
     return Value(index.dims, b.taken(x, place, lambda _: index.expr, ()).expr, x.dtype)
 
 
-@op("index", group=INDEXING)
+@op("index", "_unsafe_index", group=INDEXING)
 def indexed(b: Builder, x: Any, indices: list) -> Value:
     """x[:, t]: one or several integer tensors, which broadcast. Negative ones count from the end."""
     x = fresh(b, b.value(x))

@@ -69,8 +69,11 @@ def group_norm(b: Builder, x: Any, groups: int, weight: Any = None, bias: Any = 
 @op("batch_norm", group=NORMS)
 def batch_norm(b: Builder, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, *rest: Any) -> Value:
     x = b.value(x)
+    if training and mean is not None:
+        raise UnsupportedOperation("batch_norm in training", why="it changes its running statistics", allowed="eval(), or no running statistics")
     if training or mean is None:
-        raise UnsupportedOperation("batch_norm in training", why="it changes its running statistics", allowed="eval()")
+        found = normalized(b, shared(b, x, "shifted"), [0, *range(2, x.rank)], eps)
+        return affine(b, found, per_channel(b, weight, x.rank), per_channel(b, bias, x.rank), b.dtype)
     mean, var = per_channel(b, mean, x.rank), per_channel(b, var, x.rank)
     found = b.elementwise(lambda a, m, v: times(minus(a, m), call("rsqrt", plus(v, number(eps)))), x, mean, var)
     return affine(b, found, per_channel(b, weight, x.rank), per_channel(b, bias, x.rank), b.dtype)

@@ -13,6 +13,7 @@ from ..builder import Builder
 from ..unsupported import UnsupportedOperation
 from ..values import Value
 from .elementwise import ZERO, choose, compare, number, over, plus, times
+from .indexing import fresh
 from .randomness import dropped
 from .reductions import exponentials, shared
 from .table import op
@@ -62,6 +63,21 @@ def addmm(b: Builder, addend: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any 
     return with_addend(b, addend, multiplied(b, x, y, "product"), beta, alpha)
 
 
+@op("addbmm", group=PRODUCTS)
+def addbmm(b: Builder, addend: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    """beta * addend + alpha * the sum of all products."""
+    x, y = b.value(x), b.value(y)
+    (batch, m, k), (batch2, k2, n) = x.dims, y.dims
+    found = b.product(replace(x, dims=(m, EMPTY, batch, k)), replace(y, dims=(EMPTY, n, batch2, k2)), [2, 3], "product")
+    return with_addend(b, addend, replace(found, dtype=b.dtype), beta, alpha)
+
+
+@op("trace", group=PRODUCTS)
+def trace(b: Builder, x: Any) -> Value:
+    value, _ = on_diagonal(b, b.value(x), "ii")
+    return b.reduce("sum", value, None, False, "trace", b.dtype)
+
+
 @op("outer", "ger", group=PRODUCTS)
 def outer(b: Builder, x: Any, y: Any) -> Value:
     x = b.value(x)
@@ -78,10 +94,7 @@ def einsum(b: Builder, equation: str, operands: list, path: Any = None) -> Value
     values = [b.value(v) for v in operands]
     terms, result = letters_of(equation.replace(" ", ""), [v.rank for v in values])
     for k, term in enumerate(terms):
-        if len(set(term)) != len(term):
-            raise UnsupportedOperation("einsum of a diagonal", why=f"{term} repeats a letter")
-        if k:
-            continue
+        values[k], terms[k] = on_diagonal(b, values[k], term)
     value, term = values[0], terms[0]
     for k in range(1, len(values)):
         every = term + "".join(x for x in terms[k] if x not in term)
@@ -93,6 +106,17 @@ def einsum(b: Builder, equation: str, operands: list, path: Any = None) -> Value
         value = b.reduce("sum", value, gone)
         term = "".join(x for x in term if x in result)
     return replace(over_letters(value, term, result), dtype=b.dtype)
+
+
+def on_diagonal(b: Builder, value: Value, letters: str) -> tuple[Value, str]:
+    """Read an operand that repeats a letter along its diagonal."""
+    for place, letter in enumerate(letters):
+        first = letters.index(letter)
+        if first != place:
+            value = fresh(b, value) if first == 0 and place == 1 else value
+            value = b.taken(value, place, lambda at: at, value.dims[first])
+    kept = [k for k, letter in enumerate(letters) if letters.index(letter) == k]
+    return replace(value, dims=tuple(value.dims[k] for k in kept)), "".join(letters[k] for k in kept)
 
 
 def letters_of(equation: str, ranks: list[int]) -> tuple[list[str], str]:

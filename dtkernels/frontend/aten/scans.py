@@ -39,6 +39,16 @@ def cumsum(b: Builder, x: Any, dim: int, *, dtype: torch.dtype | None = None) ->
     return replace(scanned(b, "sum", prepared(b, x, dtype), dim, "sums"), dtype=b.dtype)
 
 
+@op("cummax", group=SCANS)
+def cummax(b: Builder, x: Any, dim: int) -> tuple[Value, None]:
+    return scanned(b, "max", prepared(b, x, None), dim, "largest"), None
+
+
+@op("cummin", group=SCANS)
+def cummin(b: Builder, x: Any, dim: int) -> tuple[Value, None]:
+    return scanned(b, "min", prepared(b, x, None), dim, "smallest"), None
+
+
 @op("cumprod", group=SCANS)
 def cumprod(b: Builder, x: Any, dim: int, *, dtype: torch.dtype | None = None) -> Value:
     return replace(scanned(b, "prod", prepared(b, x, dtype), dim, "products"), dtype=b.dtype)

@@ -30,6 +30,6 @@ def op(*names: str, group: str, view: bool = False) -> Callable[[Callable[..., A
 
 def supported() -> dict[str, tuple[str, ...]]:
     """Return the supported ATen operations by group."""
-    from . import creation, elementwise, indexing, networks, products, randomness, reductions, scans, views, windows  # noqa: F401  # they fill the table
+    from . import creation, elementwise, indexing, networks, products, randomness, reductions, scans, scatters, views, windows  # noqa: F401  # they fill the table
 
     return {group: tuple(sorted(names)) for group, names in GROUPS.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -156,7 +157,8 @@ def roll(b: Builder, x: Any, shifts: Any, dims: Any = ()) -> Value:
     x = b.value(x)
     shifts, dims = ([v] if not isinstance(v, (list, tuple)) else v for v in (shifts, dims))
     if not dims:
-        raise UnsupportedOperation("roll of a flattened tensor", allowed="roll along dims")
+        one = replace(x, dims=(tuple(leaf for d in x.dims for leaf in flat(d)),))
+        return b.reshaped(roll(b, one, shifts, [0]), [b.extent(d) for d in x.dims])
     for shift, dim in zip(shifts, dims):
         place = dim % x.rank
         size = b.extent(x.dims[place])
@@ -169,7 +171,7 @@ def roll(b: Builder, x: Any, shifts: Any, dims: Any = ()) -> Value:
 def diagonal(b: Builder, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     x = b.value(x)
     if x.rank < 2:
-        raise UnsupportedOperation("diag of a vector")
+        return diag_embed(b, x, offset)
     first, second = dim1 % x.rank, dim2 % x.rank
     dim = b.index(b.shape[-1])
     rows, columns = max(-offset, 0), max(offset, 0)
@@ -242,11 +244,12 @@ def _equal(b: Builder, a: Any, c: Any) -> bool:
 
 @op("constant_pad_nd", "pad", group=JOINED)
 def pad(b: Builder, x: Any, padding: list, *mode: Any) -> Value:
-    """Pad with a number; negative padding is not supported."""
+    """Pad with a number, with the elements at the border (replicate), mirrored ones (reflect) or those of the other end (circular)."""
     value = next((m for m in reversed(mode) if isinstance(m, (int, float))), 0)
-    if any(isinstance(m, str) and m != "constant" for m in mode):
-        raise UnsupportedOperation("pad in a mode other than constant")
+    word = next((m for m in mode if isinstance(m, str)), "constant")
     x = b.value(x)
+    if word != "constant":
+        return bordered(b, x, padding, word)
     for k in range(0, len(padding), 2):
         place, (before, after) = x.rank - 1 - k // 2, padding[k : k + 2]
         if before == after == 0:
@@ -262,11 +265,110 @@ def pad(b: Builder, x: Any, padding: list, *mode: Any) -> Value:
     return x
 
 
+def bordered(b: Builder, x: Value, padding: list, mode: str) -> Value:
+    """Pad with elements of the tensor itself."""
+    for k in range(0, len(padding), 2):
+        place, (before, after) = x.rank - 1 - k // 2, [b.sizes.of(n) for n in padding[k : k + 2]]
+        own = x.dims[place]
+        if before == after == 0:
+            continue
+        size = b.extent(own)
+        dim, first = b.index(b.sizes.of(size + before + after)), b.number(before)
+        x = b.taken(x, place, lambda at: at, b.index(size)) if len(flat(own)) > 1 else x
+
+        def read(at: Callable[[ex.Expr], ex.Expr], x: Value = x, place: int = place, dim: tuple = dim) -> ex.Expr:
+            return b.taken(x, place, at, dim).expr
+
+        def back(i: ex.Expr, first: ex.Expr = first) -> ex.Expr:
+            return ex.Binary("-", i, first)
+
+        if mode == "circular":
+            x = b.taken(x, place, lambda i, n=b.number(size): ex.Binary("%", back(i), n), dim)  # type: ignore[misc]
+            continue
+        last = b.number(b.sizes.of(size - 1))
+        twice = b.number(b.sizes.of(2 * size - 2 + before))
+        low = read((lambda i: ex.Binary("-", first, i)) if mode == "reflect" else lambda i: ex.Const(0))
+        high = read((lambda i: ex.Binary("-", twice, i)) if mode == "reflect" else lambda i: last)
+        at = b.flat_index(dim)
+        inner = choose(compare("<", at, b.number(b.sizes.of(size + before))), read(back), high)
+        dims = (*x.dims[:place], dim, *x.dims[place + 1 :])
+        x = Value(dims, choose(compare("<", at, first), low, inner), x.dtype)
+    return x
+
+
+def _of_mode(mode: str) -> Callable[..., Value]:
+    def entry(b: Builder, x: Any, padding: list) -> Value:
+        return bordered(b, b.value(x), padding, mode)
+
+    return entry
+
+
+for _mode, _word in {"replication": "replicate", "reflection": "reflect"}.items():
+    op(*(f"{_mode}_pad{n}d" for n in (1, 2, 3)), group=JOINED)(_of_mode(_word))
+op("_pad_circular", group=JOINED)(_of_mode("circular"))
+
+
+@op("unfold", group=VIEWED, view=True)
+def unfold(b: Builder, x: Any, dim: int, size: int, step: int) -> Value:
+    """Windows of ``size`` elements along a dimension, which becomes their number; the last dimension is the place in a window."""
+    x = b.value(x)
+    place = dim % max(x.rank, 1)
+    if not x.rank or not flat(x.dims[place]):
+        return replace(x, dims=(*x.dims, ()))
+    outer, inner = b.index(b.shape[place]), b.index(size)
+    start = b.flat_index(outer) if step == 1 or not outer else ex.Binary("*", b.flat_index(outer), b.number(step))
+    at = start if not inner else ex.Binary("+", start, b.flat_index(inner)) if outer else ex.Binary("+", b.flat_index(inner), ex.Const(0))
+    found = b.taken(x, place, lambda _: at, ())
+    return replace(found, dims=(*x.dims[:place], outer, *x.dims[place + 1 :], inner))
+
+
+@op("pixel_shuffle", group=VIEWED)
+def pixel_shuffle(b: Builder, x: Any, factor: int) -> Value:
+    x = b.value(x)
+    *batch, channels, rows, columns = (b.extent(d) for d in x.dims)
+    n = len(batch)
+    apart = b.reshaped(x, [*batch, b.sizes.quotient(channels, factor * factor), factor, factor, rows, columns])
+    c, up, left, y, z = apart.dims[n:]
+    return replace(apart, dims=(*apart.dims[:n], c, (*y, *up), (*z, *left)))
+
+
+@op("pixel_unshuffle", group=VIEWED)
+def pixel_unshuffle(b: Builder, x: Any, factor: int) -> Value:
+    x = b.value(x)
+    *batch, channels, rows, columns = (b.extent(d) for d in x.dims)
+    n = len(batch)
+    apart = b.reshaped(x, [*batch, channels, b.sizes.quotient(rows, factor), factor, b.sizes.quotient(columns, factor), factor])
+    c, y, up, z, left = apart.dims[n:]
+    return replace(apart, dims=(*apart.dims[:n], (*c, *up, *left), y, z))
+
+
+@op("channel_shuffle", "native_channel_shuffle", group=VIEWED)
+def channel_shuffle(b: Builder, x: Any, groups: int) -> Value:
+    x = b.value(x)
+    batch, channels, *rest = (b.extent(d) for d in x.dims)
+    apart = b.reshaped(x, [batch, groups, b.sizes.quotient(channels, groups), *rest])
+    first, group, inner, *others = apart.dims
+    return replace(apart, dims=(first, (*inner, *group), *others))
+
+
+@op("diag_embed", group=VIEWED)
+def diag_embed(b: Builder, x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
+    """A matrix with a vector on its diagonal."""
+    x = b.value(x)
+    if offset or {dim1 % (x.rank + 1), dim2 % (x.rank + 1)} != {x.rank - 1, x.rank}:
+        raise UnsupportedOperation("diag_embed off the main diagonal, or in other dimensions than the last two")
+    rows = x.dims[-1]
+    columns = tuple(Index(leaf.axis) for leaf in flat(rows))
+    return Value((*x.dims, columns), choose(compare("==", b.flat_index(rows), b.flat_index(columns)), b.numeric(x), ex.Const(0)), x.dtype)
+
+
 @op("repeat_interleave", group=JOINED)
 def repeat_interleave(b: Builder, x: Any, repeats: Any, dim: Any = None, *, output_size: Any = None) -> Value:
-    if isinstance(repeats, Value) or dim is None:
-        raise UnsupportedOperation("repeat_interleave without dim, or by a tensor", allowed="a number of repeats along dim")
+    if isinstance(repeats, Value):
+        raise UnsupportedOperation("repeat_interleave by a tensor", why="the size of its result depends on data", allowed="a number of repeats")
     x = b.value(x)
+    if dim is None:
+        x, dim = replace(x, dims=(tuple(leaf for d in x.dims for leaf in flat(d)),)), 0
     place = dim % x.rank
     return replace(x, dims=(*x.dims[:place], (*x.dims[place], *b.index(repeats)), *x.dims[place + 1 :]))
 

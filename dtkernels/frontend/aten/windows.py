@@ -42,20 +42,21 @@ def inside(b: Builder, at: ex.Expr, size: Any) -> ex.Expr:
     return ex.Binary("and", compare(">=", at, ZERO), compare("<", at, b.number(size)))
 
 
-def windows(b: Builder, x: Value, outer: Sequence[Dim], inner: Sequence[Dim], stride: list[int], padding: list[int], dilation: list[int]) -> Value:
-    """Read ``x`` at ``stride * outer + dilation * inner - padding`` of its last dimensions, which are replaced by ``outer``, then ``inner``. 0 outside."""
+def windows(b: Builder, x: Value, outer: Sequence[Dim], inner: Sequence[Dim], stride: list[int], padding: list[int], dilation: list[int],
+            outside: ex.Expr = ZERO) -> Value:
+    """Read ``x`` at ``stride * outer + dilation * inner - padding`` of its last dimensions, which are replaced by ``outer``, then ``inner``."""
     first, bounds = x.rank - len(outer), list[ex.Expr]()
     kept = x.dims[:first]
     for k, (o, i) in enumerate(zip(outer, inner)):
         at = scaled(joined(scaled(b.flat_index(o), stride[k]), scaled(b.flat_index(i), dilation[k])), 1, -padding[k])
         size = b.extent(x.dims[first])
         last = (b.extent(o) - 1) * stride[k] + (b.extent(i) - 1) * dilation[k] - padding[k]
-        if not _reads_zero_outside(x, first) and (padding[k] or not b.sizes.true(b.sizes.of(last) < size)):
+        if (outside != ZERO or not _reads_zero_outside(x, first)) and (padding[k] or not b.sizes.true(b.sizes.of(last) < size)):
             bounds.append(inside(b, at, size))
         x = _without(b, x, first, at)
     expr = b.numeric(x)
     for bound in bounds:
-        expr = choose(bound, expr, ZERO)
+        expr = choose(bound, expr, outside)
     return Value((*kept, *outer, *inner), expr, x.dtype)
 
 
@@ -168,8 +169,37 @@ def avg_pool(b: Builder, x: Any, kernel: Any, stride: Any = (), padding: Any = 0
     return replace(total, expr=over(total.expr, count))
 
 
+def max_pool(b: Builder, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Value:
+    """The largest element of each window. Padding counts as -inf."""
+    x = b.value(x)
+    rank = len(kernel) if isinstance(kernel, (list, tuple)) else x.rank - 2
+    kernel, padding, dilation = each(kernel, rank), each(padding, rank), each(dilation, rank)
+    stride = each(stride, rank) if stride not in ((), [], None) else kernel
+    outer, inner = [b.index(n) for n in b.shape[-rank:]], [b.index(n) for n in kernel]
+    taken = windows(b, x, outer, inner, stride, padding, dilation, outside=ex.NEG_INF)
+    return b.reduce("max", taken, list(range(taken.rank - rank, taken.rank)), False, "largest")
+
+
+op("max_pool1d", "max_pool2d", "max_pool3d", group=WINDOWS)(max_pool)
+
+
+@op(*(f"max_pool{n}d_with_indices" for n in (1, 2, 3)), group=WINDOWS)
+def max_pool_with_indices(b: Builder, *given: Any, **named: Any) -> tuple[Value, None]:
+    return max_pool(b, *given, **named), None
+
+
+@op("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", group=WINDOWS)
+def adaptive_max_pool(b: Builder, x: Any, size: Any) -> tuple[Value, None]:
+    return adaptive_pool(b, x, size, "max"), None
+
+
 @op("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", group=WINDOWS)
 def adaptive_avg_pool(b: Builder, x: Any, size: Any) -> Value:
+    return adaptive_pool(b, x, size, "mean")
+
+
+def adaptive_pool(b: Builder, x: Any, size: Any, kind: str) -> Value:
+    """Reduce windows that cover the input without overlapping. Their number is the result's size."""
     x, rank = b.value(x), len(size)
     shape, pieces = [b.extent(d) for d in x.dims[-rank:]], list[Any]()
     for own, wanted in zip(shape, b.shape[-rank:]):
@@ -178,7 +208,7 @@ def adaptive_avg_pool(b: Builder, x: Any, size: Any) -> Value:
         pieces += [wanted, b.sizes.quotient(own, wanted)]
     first = x.rank - rank
     apart = b.reshaped(x, [*(b.extent(d) for d in x.dims[:first]), *pieces])
-    return b.reduce("mean", apart, list(range(first + 1, apart.rank, 2)), False, "mean")
+    return b.reduce(kind, apart, list(range(first + 1, apart.rank, 2)), False, "mean" if kind == "mean" else "largest")
 
 
 @op("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", group=WINDOWS)
