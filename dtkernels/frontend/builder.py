@@ -120,7 +120,7 @@ class Builder:
         if isinstance(given, torch.SymFloat):
             return Size(given.node.expr)
         if given != given:
-            raise UnsupportedOperation("nan as a number")
+            return ex.Binary("-", ex.INF, ex.INF)
         if given < 0:
             return ex.Unary("-", self.number(-given))
         return ex.INF if given == float("inf") else ex.Const(given)

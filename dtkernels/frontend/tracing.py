@@ -58,13 +58,18 @@ def trace(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Ten
             return traced
         for node in lacking:
             if (apart := _decomposition(node.target)) is None or node.target in table:
-                raise UnsupportedOperation(f"aten.{packet(node)}").at(place_text(traced.places.get(node)))
+                raise UnsupportedOperation(_named(node)).at(place_text(traced.places.get(node)))
             table[node.target] = apart
-    raise UnsupportedOperation(f"aten.{packet(lacking[0])}").at(place_text(traced.places.get(lacking[0])))
+    raise UnsupportedOperation(_named(lacking[0])).at(place_text(traced.places.get(lacking[0])))
 
 
 def place_text(place: Place | None) -> str:
     return f"{place[0]}:{place[1]}" if place else ""
+
+
+def _named(node: torch.fx.Node) -> str:
+    """Return the name of an operation with its namespace."""
+    return node.target._schema.name.replace("::", ".")  # type: ignore[union-attr]
 
 
 def _operation(node: torch.fx.Node) -> bool:

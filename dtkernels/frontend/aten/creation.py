@@ -11,7 +11,7 @@ from ...lang import expr as ex
 from ..builder import Builder
 from ..unsupported import UnsupportedOperation
 from ..values import Value
-from .elementwise import ZERO, choose, compare
+from .elementwise import ZERO, choose, compare, minus, plus, times
 from .table import op
 
 CREATION = "constants and ranges"
@@ -59,6 +59,24 @@ def arange(b: Builder, *bounds: Any, **named: Any) -> Value:
     return Value((dim,), expr, b.dtype)
 
 
+@op("linspace", "logspace", group=CREATION)
+def linspace(b: Builder, start: Any, end: Any, steps: Any, *base: Any, **named: Any) -> Value:
+    """start + index * (end - start) / (steps - 1), from the nearer end, as torch counts."""
+    (dim,) = (b.index(n) for n in b.shape)
+    first, last = b.value(start), b.value(end)
+    if not dim:
+        return replace(first, dims=((),), dtype=b.dtype)
+    size, at = b.shape[0], b.flat_index(dim)
+    step = ex.Binary("/", minus(last.expr, first.expr), b.number(b.sizes.of(size - 1)))
+    back = minus(b.number(b.sizes.of(size - 1)), at)
+    return Value((dim,), choose(compare("<", ex.Binary("*", at, ex.Const(2)), b.number(size)), plus(first.expr, times(step, at)), minus(last.expr, times(step, back))), b.dtype)
+
+
+def logspace(b: Builder, start: Any, end: Any, steps: Any, base: float = 10.0, **named: Any) -> Value:
+    made = linspace(b, start, end, steps)
+    return replace(made, expr=ex.Call("pow", (ex.Const(float(base)), made.expr)))
+
+
 @op("tril", "triu", group=CREATION)
 def tril(b: Builder, x: Any, diagonal: Any = 0) -> Value:
     return triangle(b, x, diagonal, "<=")
@@ -95,6 +113,7 @@ def random(b: Builder, *given: Any, **named: Any) -> Value:
 from .table import GROUPS, TABLE  # noqa: E402
 
 TABLE["triu"] = triu
+TABLE["logspace"] = logspace
 for _name in ("rand", "randn", "rand_like", "randn_like", "bernoulli"):
     del TABLE[_name]
     GROUPS[CREATION].remove(_name)

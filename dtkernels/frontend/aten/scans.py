@@ -72,9 +72,13 @@ def logcumsumexp(b: Builder, x: Any, dim: int) -> Value:
 @op("topk", group=SCANS)
 def topk(b: Builder, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Value, Value]:
     """The k largest elements and their places. Equal ones come in the order of their places."""
-    x = b.value(x)
     if not isinstance(k, int) or k > MOST_RANKS:
         raise UnsupportedOperation(f"topk of {k} elements", allowed=f"a number up to {MOST_RANKS}")
+    return ranked(b, b.value(x), k, dim, largest)
+
+
+def ranked(b: Builder, x: Value, k: int, dim: int, largest: bool) -> tuple[Value, Value]:
+    """Return the k largest or smallest elements along a dimension, and their places."""
     place = dim % max(x.rank, 1)
     if not x.rank or not flat(x.dims[place]):
         return x, Value(x.dims, ZERO, torch.int64)
@@ -84,3 +88,52 @@ def topk(b: Builder, x: Any, k: int, dim: int = -1, largest: bool = True, sorted
     terms = x.expr if largest else negative(x.expr)
     values, places = (b.define(Value(dims, ex.Reduce(kind, terms, over, b.flat_index(ranks)), x.dtype), hint) for kind, hint in (("topk", "values"), ("argtopk", "places")))
     return replace(values, expr=values.expr if largest else negative(values.expr)), replace(places, dtype=torch.int64)
+
+
+@op("sort", group=SCANS)
+def sort(b: Builder, x: Any, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> tuple[Value, Value]:
+    """All elements along a short dimension in order, and their places. The size selects the program."""
+    x = b.value(x)
+    size = b.sizes.fixed(b.extent(x.dims[dim])) if x.rank else 1
+    if size > MOST_RANKS:
+        raise UnsupportedOperation(f"sort of {size} elements", allowed=f"a dimension of {MOST_RANKS} at most")
+    return ranked(b, x, size, dim, descending)
+
+
+@op("argsort", group=SCANS)
+def argsort(b: Builder, x: Any, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Value:
+    return sort(b, x, dim, descending)[1]
+
+
+@op("msort", group=SCANS)
+def msort(b: Builder, x: Any) -> Value:
+    return sort(b, x, 0)[0]
+
+
+@op("kthvalue", group=SCANS)
+def kthvalue(b: Builder, x: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
+    """The k-th smallest element along a dimension, and its place."""
+    if not isinstance(k, int) or not 1 <= k <= MOST_RANKS:
+        raise UnsupportedOperation(f"kthvalue of rank {k}", allowed=f"a number up to {MOST_RANKS}")
+    return _of_rank(b, b.value(x), k - 1, dim, keepdim)
+
+
+def _of_rank(b: Builder, x: Value, rank: int, dim: int, keepdim: bool) -> tuple[Value, Value]:
+    place = dim % max(x.rank, 1)
+    found = ranked(b, x, rank + 1, dim, False)
+    dims = [d for k, d in enumerate(found[0].dims) if k != place]
+    kept = tuple([*dims[:place], (), *dims[place:]] if keepdim and x.rank else dims)
+    at = [b.taken(v, place, lambda _: b.number(rank), ()) if x.rank and flat(v.dims[place]) else v for v in found]
+    return replace(at[0], dims=kept), replace(at[1], dims=kept)
+
+
+@op("median", group=SCANS)
+def median(b: Builder, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The lower one of the elements in the middle of a short dimension, without regard to NaNs."""
+    x = b.value(x)
+    one = replace(x, dims=(tuple(leaf for d in x.dims for leaf in flat(d)),)) if dim is None else x
+    size = b.sizes.fixed(b.extent(one.dims[dim or 0])) if one.rank else 1
+    if (size - 1) // 2 >= MOST_RANKS:
+        raise UnsupportedOperation(f"the median of {size} elements", allowed=f"{2 * MOST_RANKS} at most")
+    found = _of_rank(b, one, (size - 1) // 2, dim or 0, keepdim)
+    return found[0] if dim is None else found

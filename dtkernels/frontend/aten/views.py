@@ -76,6 +76,23 @@ def broadcast_tensors(b: Builder, tensors: list) -> tuple[Value, ...]:
     return tuple(b.expand(b.value(t), b.shape) for t in tensors)
 
 
+@op("meshgrid", group=VIEWED)
+def meshgrid(b: Builder, tensors: list, *, indexing: str = "ij") -> tuple[Value, ...]:
+    values = [b.value(t) for t in tensors]
+    rows = [v.dims[0] if v.rank else () for v in values]
+    order = [1, 0, *range(2, len(rows))] if indexing == "xy" and len(rows) > 1 else list(range(len(rows)))
+    laid = [replace(v, dims=tuple(rows[j] if j == k else () for j in order)) for k, v in enumerate(values)]
+    sizes = [b.extent(rows[j]) for j in order]
+    return tuple(b.expand(v, sizes) for v in laid)
+
+
+@op("atleast_1d", "atleast_2d", "atleast_3d", group=VIEWED)
+def atleast(b: Builder, x: Any) -> Any:
+    several = x if isinstance(x, list) else [x]
+    found = tuple(b.reshaped(b.value(v), [b.sizes.of(n) for n in r.shape]) for v, r in zip(several, b.results()))
+    return found if isinstance(x, list) else found[0]
+
+
 @op("select", group=VIEWED, view=True)
 def select(b: Builder, x: Any, dim: int, index: Any) -> Value:
     x = b.value(x)
@@ -376,6 +393,7 @@ def repeat_interleave(b: Builder, x: Any, repeats: Any, dim: Any = None, *, outp
 @op("repeat", "tile", group=JOINED)
 def repeat(b: Builder, x: Any, repeats: Any) -> Value:
     x = b.value(x)
+    repeats = [1] * (x.rank - len(repeats)) + list(repeats)  # tile takes fewer than there are dimensions
     dims = ((),) * (len(repeats) - x.rank) + x.dims
     return replace(x, dims=tuple((*b.index(n), *d) for n, d in zip(repeats, dims)))
 
