@@ -34,6 +34,7 @@ from .rules.gemm_row_reduction import (
     recomputes_product_rows,
     reduces_beyond_tiles,
     reduces_products,
+    repeats_products,
     sweep_underfills_gpu,
     swept,
 )
@@ -585,7 +586,7 @@ class _Fusion:
         would be recomputed for every block or step.
         """
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
-        if reduces_products(self.shape, func) and reduces_beyond_tiles(self.shape, func, root):
+        if reduces_products(self.shape, func) and reduces_beyond_tiles(self.shape, func, root) or repeats_products(self.shape, func, root):
             return True
         if not self.shape.dots(func):
             return self._recomputes_sum(func, root, tuple(label for label in missing if not self.shape.is_short(label)))  # one block has all of a short one

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..lang import expr as ex
 from .aten.elementwise import choose, converted
@@ -118,6 +119,9 @@ class Interpreter:
         for k, t in enumerate(self.captured):
             if t is held:
                 return self.source(self.count + k, held)
+        held = getattr(held, "constant", None) if isinstance(held, FakeTensor) else held
+        if held is None:
+            raise UnsupportedOperation("a tensor that is neither an argument nor closed over", allowed="an argument, torch.tensor([...])")
         if held.is_complex() or held.layout != torch.strided or held.is_nested:
             raise UnsupportedOperation(f"a tensor of {held.dtype}, {held.layout}")
         if held.numel() == 1:

@@ -100,6 +100,10 @@ def _traced(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.T
         return _trace(call, tensors, table, places)
     except (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UnsupportedOperation("a decision or a size that depends on data", allowed="torch.where").at(place_text(places.now)) from error
+    except RuntimeError as error:
+        if "Cannot cast FakeTensor" in str(error):  # item() of what is computed
+            raise UnsupportedOperation("a number that depends on data", allowed="a tensor of one element").at(place_text(places.now)) from error
+        raise
     finally:
         noisy.setLevel(level)
 

@@ -67,6 +67,17 @@ def sweep_underfills_gpu(shape: SchedulingProblem, func: str, root: str) -> bool
     return FEW_PROGRAMS * programs < shape.target.multiprocessors
 
 
+def repeats_products(shape: SchedulingProblem, func: str, root: str) -> bool:
+    """Return whether ``root`` reads the product ``func`` at several places, as the gates of a recurrence, and each would compute other products again.
+
+    Along a chain of such products the work grows by a power with each.
+    """
+    if not shape.dots(func) or not any(shape.dots(g) for g in shape.algorithm.needed_by((func,)) if g != func):
+        return False
+    places = {a.index for f in shape.algorithm.needed_by((root,)) for a in ex.accesses(shape.algorithm[f].expr) if a.tensor == func}
+    return len(places) > 1 and any(not isinstance(i, ex.Label) for place in places for i in place)
+
+
 def reduces_beyond_tiles(shape: SchedulingProblem, func: str, root: str) -> bool:
     """Return whether the kernel of ``root`` would reduce ``func``, a product or a reduction of one, over what no tile of a product holds.
 

@@ -123,6 +123,9 @@ def mul(b: Builder, x: Any, y: Any) -> Value:
 def div(b: Builder, x: Any, y: Any, rounding_mode: str | None = None) -> Value:
     if rounding_mode == "floor" and not b.dtype.is_floating_point:
         return integral(b, "//", x, y)
+    if rounding_mode == "trunc" and not b.dtype.is_floating_point:
+        size = integral(b, "//", absolute(b, x), absolute(b, y))
+        return b.elementwise(lambda p, q, n: choose(ex.Binary("!=", compare("<", p, ZERO), compare("<", q, ZERO)), negative(n), n), x, y, size)
     result = b.elementwise(over, x, y)
     if rounding_mode is None:
         return result
@@ -137,6 +140,8 @@ def floor_divide(b: Builder, x: Any, y: Any) -> Value:
 @op("fmod", group=ARITHMETIC)
 def fmod(b: Builder, x: Any, y: Any) -> Value:
     """The remainder with the sign of x."""
+    if not b.dtype.is_floating_point:
+        return b.elementwise(lambda p, r: choose(compare("<", p, ZERO), negative(r), r), x, integral(b, "%", absolute(b, x), absolute(b, y)))
     return b.elementwise(lambda p, q: minus(p, times(q, truncated(over(p, q)))), x, y)
 
 
@@ -235,6 +240,7 @@ UNARY: dict[str, Callable[[Expr], Expr]] = {
     "sgn": lambda a: call("sign", a),
     "log10": lambda a: times(call("log", a), number(1 / math.log(10))),
     "erfc": lambda a: minus(ONE, call("erf", a)),
+    "special_ndtr": lambda a: times(number(0.5), minus(ONE, call("erf", times(a, number(-math.sqrt(0.5)))))),
     "special_erf": lambda a: call("erf", a),
     "special_expit": lambda a: call("sigmoid", a),
     "tan": lambda a: over(call("sin", a), call("cos", a)),

@@ -50,9 +50,34 @@ def fresh(b: Builder, x: Value) -> Value:
 
 @op("embedding", group=INDEXING)
 def embedding(b: Builder, weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Value:
-    if padding_idx >= 0 or scale_grad_by_freq or sparse:
-        b.forbid_gradient("embedding with padding_idx, scale_grad_by_freq or sparse", "its gradient differs")
-    return along(b, b.value(weight), 0, b.value(indices))
+    if scale_grad_by_freq or sparse:
+        b.forbid_gradient("embedding with scale_grad_by_freq or sparse", "its gradient differs")
+    indices = b.value(indices)
+    found = along(b, b.value(weight), 0, indices)
+    if padding_idx < 0:
+        return found
+    padded = compare("==", b.marked(b.numeric(indices)), b.number(padding_idx))  # that row gets no gradient
+    return replace(found, expr=choose(padded, b.detached(found).expr, found.expr))
+
+
+@op("bucketize", group=INDEXING)
+def bucketize(b: Builder, x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Value:
+    """The number of boundaries below an element, or with ``right`` not above it."""
+    return searchsorted(b, boundaries, x, right=right)
+
+
+@op("searchsorted", group=INDEXING)
+def searchsorted(b: Builder, sorted_sequence: Any, x: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Any = None) -> Value:
+    sequence, x = fresh(b, b.value(sorted_sequence)), b.value(x)
+    if sorter is not None:
+        raise UnsupportedOperation("searchsorted with a sorter")
+    if sequence.rank == 1:
+        sequence, x = replace(sequence, dims=(*[()] * x.rank, sequence.dims[0])), replace(x, dims=(*x.dims, ()))
+    else:  # a sequence for each row
+        sequence, x = replace(sequence, dims=(*sequence.dims[:-1], (), sequence.dims[-1])), replace(x, dims=(*x.dims, ()))
+    operator = "<=" if right or side == "right" else "<"
+    below = b.elementwise(lambda s, v: choose(compare(operator, s, v), ONE, ZERO), sequence, x, dtype=torch.int64)
+    return b.reduce("sum", below, -1, False, "below", b.dtype)
 
 
 @op("index_select", group=INDEXING)

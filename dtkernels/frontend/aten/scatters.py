@@ -11,7 +11,7 @@ import torch
 from ...lang import expr as ex
 from ..builder import Builder
 from ..unsupported import UnsupportedOperation
-from ..values import Index, IndexLabel, Value, flat, label
+from ..values import Index, IndexLabel, Value, flat
 from .elementwise import ONE, ZERO, choose, compare, converted, over, plus, times, where
 from .indexing import fresh, position
 from .table import op

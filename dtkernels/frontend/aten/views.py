@@ -285,32 +285,30 @@ def pad(b: Builder, x: Any, padding: list, *mode: Any) -> Value:
 def bordered(b: Builder, x: Value, padding: list, mode: str) -> Value:
     """Pad with elements of the tensor itself."""
     for k in range(0, len(padding), 2):
-        place, (before, after) = x.rank - 1 - k // 2, [b.sizes.of(n) for n in padding[k : k + 2]]
-        own = x.dims[place]
-        if before == after == 0:
-            continue
-        size = b.extent(own)
-        dim, first = b.index(b.sizes.of(size + before + after)), b.number(before)
-        x = b.taken(x, place, lambda at: at, b.index(size)) if len(flat(own)) > 1 else x
-
-        def read(at: Callable[[ex.Expr], ex.Expr], x: Value = x, place: int = place, dim: tuple = dim) -> ex.Expr:
-            return b.taken(x, place, at, dim).expr
-
-        def back(i: ex.Expr, first: ex.Expr = first) -> ex.Expr:
-            return ex.Binary("-", i, first)
-
-        if mode == "circular":
-            x = b.taken(x, place, lambda i, n=b.number(size): ex.Binary("%", back(i), n), dim)  # type: ignore[misc]
-            continue
-        last = b.number(b.sizes.of(size - 1))
-        twice = b.number(b.sizes.of(2 * size - 2 + before))
-        low = read((lambda i: ex.Binary("-", first, i)) if mode == "reflect" else lambda i: ex.Const(0))
-        high = read((lambda i: ex.Binary("-", twice, i)) if mode == "reflect" else lambda i: last)
-        at = b.flat_index(dim)
-        inner = choose(compare("<", at, b.number(b.sizes.of(size + before))), read(back), high)
-        dims = (*x.dims[:place], dim, *x.dims[place + 1 :])
-        x = Value(dims, choose(compare("<", at, first), low, inner), x.dtype)
+        before, after = (b.sizes.of(n) for n in padding[k : k + 2])
+        if (before, after) != (0, 0):
+            x = _bordered(b, x, x.rank - 1 - k // 2, before, after, mode)
     return x
+
+
+def _bordered(b: Builder, x: Value, place: int, before: Any, after: Any, mode: str) -> Value:
+    size = b.extent(x.dims[place])
+    if len(flat(x.dims[place])) > 1:
+        x = b.taken(x, place, lambda at: at, b.index(size))
+    dim, first, last = b.index(b.sizes.of(size + before + after)), b.number(before), b.number(b.sizes.of(size - 1))
+    twice = b.number(b.sizes.of(2 * size - 2 + before))
+
+    def back(i: ex.Expr) -> ex.Expr:
+        return ex.Binary("-", i, first)
+
+    if mode == "circular":
+        return b.taken(x, place, lambda i: ex.Binary("%", back(i), b.number(size)), dim)
+    mirrored = mode == "reflect"
+    low = b.taken(x, place, lambda i: ex.Binary("-", first, i) if mirrored else ex.Const(0), dim)
+    high = b.taken(x, place, lambda i: ex.Binary("-", twice, i) if mirrored else last, dim)
+    at = b.flat_index(dim)
+    inner = choose(compare("<", at, b.number(b.sizes.of(size + before))), b.taken(x, place, back, dim).expr, high.expr)
+    return replace(low, expr=choose(compare("<", at, first), low.expr, inner))
 
 
 def _of_mode(mode: str) -> Callable[..., Value]:
