@@ -26,6 +26,7 @@ from .unsupported import UnsupportedOperation
 from .values import Source, Value, flat
 
 _MODES = {torch._C._set_grad_enabled}
+_AUTOCAST = {torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast}  #: the dtypes of what they enclose are known
 LONG = 8  #: nodes from which on an expression that is read again, or has a name, gets a Func of its own
 MOST = 60  #: nodes from which on any expression does
 REPEATING = frozenset(GROUPS["activations"]) | {"pow", "square", "sinh", "cosh", "round", "trunc", "norm", "linalg_vector_norm", "normalize", "cosine_similarity", "glu"}
@@ -100,9 +101,13 @@ class Interpreter:
                 elif isinstance(node.meta.get("val"), (torch.SymInt, int, torch.SymFloat, float, torch.SymBool, bool)):
                     self.known[node] = node.meta["val"]
                 elif node.target is operator.getitem:
-                    self.known[node] = self.known[node.args[0]][node.args[1]]
+                    self.known[node] = self.known[node.args[0]][node.args[1]]  # type: ignore[index]
+                    if self.known[node] is None and node.users:
+                        raise UnsupportedOperation(f"the places that {packet(node.args[0])} returns", allowed="its values")  # type: ignore[arg-type]
                 elif node.target in _MODES:
                     self.recording = bool(node.args[0])
+                elif node.target in _AUTOCAST:
+                    continue
                 elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
                     self.known[node] = self.operation(node)
                 else:

@@ -1,0 +1,129 @@
+"""Functions as engineers write them: stop-gradients, writes by index, borders, pooling, sorts, computed indices."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from fused_functions import case
+
+
+@case(((4, 6),), ((3, 9),), interpreted=True)
+def straight_through(x):
+    scale = x.detach().abs().amax(-1, keepdim=True) / 7
+    return x + ((x / scale).round().clamp(-8, 7) * scale - x).detach()
+
+
+@case(((5, 4), (7, 4)), ((6, 3), (5, 3)), interpreted=True)
+def vector_quantisation(z, codebook):
+    with torch.no_grad():
+        place = (z.pow(2).sum(1, keepdim=True) + codebook.pow(2).sum(1) - 2 * z @ codebook.t()).argmin(1)
+    found = F.embedding(place, codebook)
+    return z + (found - z).detach(), F.mse_loss(found, z.detach()) + F.mse_loss(found.detach(), z) / 4
+
+
+@case(((5, 4), ("index", 3, 5)), ((7, 3), ("index", 4, 7)))
+def supervised_contrastive(f, label):
+    scores = F.normalize(f, dim=1) @ F.normalize(f, dim=1).T / 0.2
+    scores = scores - scores.max(dim=1, keepdim=True)[0].detach()
+    others = 1 - torch.eye(f.shape[0], dtype=f.dtype)
+    alike = (label[:, None] == label[None, :]).to(f.dtype) * others
+    logs = scores - (scores.exp() * others).sum(1, keepdim=True).log()
+    return -(alike * logs).sum(1) / (alike.sum(1) + 1e-6)
+
+
+@case(((5, 6), (4, 6), (4, 6, 3)), ((4, 5), (6, 5), (6, 5, 2)), interpreted=True)
+def mixture_of_experts(x, gate, experts):
+    weight, chosen = (x @ gate.t()).topk(2, dim=-1)
+    gates = torch.zeros(x.shape[0], gate.shape[0], dtype=x.dtype).scatter(-1, chosen, weight.softmax(-1))
+    return (torch.einsum("nd,edh->neh", x, experts) * gates.unsqueeze(-1)).sum(1)
+
+
+@case(((4, 6), ("index", 6, 4, 3), (4, 3)), ((3, 5), ("index", 5, 3, 2), (3, 2)), ((3, 5), ("index", 5, 3, 1), (3, 1)), programs=2, interpreted=True)
+def scatters(x, i, v):
+    added, largest = x.scatter_add(1, i, v), x.scatter_reduce(1, i, v, "amax")
+    return added, largest, x.scatter_reduce(1, i, v, "mean"), x.scatter_reduce(1, i, v, "sum", include_self=False), x.scatter(1, i, 7.0), x.scatter(1, i[:, :1], v[:, :1])
+
+
+@case(((4, 6), ("index", 6, 4), (2, 6), (4,), ("mask", 4, 6)), ((5, 7), ("index", 7, 5), (2, 7), (5,), ("mask", 5, 7)))
+def writes(x, i, rows, v, mask):
+    a, b, c, d = (x.clone() for _ in range(4))
+    a[torch.tensor([2, 0])] = rows
+    b[torch.arange(x.shape[0]), i] = v
+    c[mask] = -1.0
+    d[:, i[:2]] = 0.5
+    place = torch.tensor([1, 3])
+    return a, b, c, d, x.index_add(0, place, rows, alpha=0.5), x.index_copy(0, place, rows), x.index_fill(1, place, 9.0), torch.index_put(x, (place,), rows, accumulate=True)
+
+
+@case(((2, 3, 7),), ((1, 2, 5),), programs=2, interpreted=True)
+def borders(x):
+    return F.pad(x, (1, 2), mode="reflect"), F.pad(x, (0, 2), mode="replicate"), F.pad(x * 2, (2, 1), mode="circular"), F.pad(x, (-1, 0))
+
+
+@case(((2, 3, 7, 6),), ((3, 2, 5, 8),))
+def maxima_of_windows(x):
+    return F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x * 2, (2, 3), (1, 2), ceil_mode=True), F.max_pool1d(x[:, 0], 3, dilation=2), F.adaptive_max_pool2d(x, 1)
+
+
+@case(((2, 3, 8),), ((3, 4, 7),), interpreted=True)
+def sliding(x):
+    return x.unfold(-1, 3, 2).mean(-1), (x + 1).unfold(1, 2, 1).amax(-1), x.unfold(2, 3, 1)
+
+
+@case(((2, 12, 3, 4),), ((3, 8, 2, 5),))
+def shuffled(x):
+    return F.pixel_shuffle(x, 2), F.pixel_unshuffle(F.pixel_shuffle(x * 2, 2), 2), F.channel_shuffle(x, 4)
+
+
+@case(((3, 7),), programs=1, interpreted=True)
+def ordered(x):
+    z = x.sort(dim=-1, descending=True).values
+    support = (1 + torch.arange(1, 8, dtype=x.dtype) * z > z.cumsum(-1)).sum(-1, keepdim=True)
+    sparse = (x - (z.cumsum(-1).gather(-1, support - 1) - 1) / support).clamp(min=0)
+    return sparse, x.median(-1).values, x.kthvalue(2, dim=-1).values, x.argsort(0)
+
+
+@case(((2, 3, 4, 5),), interpreted=True)
+def bilinear(x):
+    return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False), F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True)
+
+
+@case(((9, 4), ("index", 9, 3, 5)), ((7, 3), ("index", 7, 2, 4)))
+def computed_indices(w, i):
+    return w[torch.where(i > 2, i - 1, i)], F.embedding((i.float() * 0.5).long(), w), w[(i & 1)], w[-1 - i // 2], F.embedding(i, w, padding_idx=2)
+
+
+@case(((4, 4), (3, 4, 4), (4, 3)), ((5, 5), (2, 5, 5), (5, 4)))
+def diagonals(a, b, c):
+    return torch.einsum("ii,ij->j", a, c), torch.einsum("bii->bi", b), a.trace(), torch.diag(a[0]), torch.addbmm(a, b, b, beta=0.5)
+
+
+@case(((3, 5), ("positive", 3, 5)), ((4, 7), ("positive", 4, 7)))
+def angles(x, y):
+    return torch.atan2(x, y), x.atan(), (x / 9).asin(), (x / 9).acos(), x.asinh(), (y + 1).acosh(), (x / 9).atanh(), x.tan(), torch.xlogy(y, y), torch.sinc(x)
+
+
+@case(((4, 6), (6,), (6,)), ((5, 3), (3,), (3,)))
+def batch_statistics(x, weight, bias):
+    return F.batch_norm(x, None, None, weight, bias, training=True), x.cummax(0).values, x.tile(2)
+
+
+@case(((3, 4), ("positive", 5)), ((2, 6), ("positive", 4)), gradient=False)
+def grids(x, edges):
+    edges = edges.sort().values
+    rows, columns = torch.meshgrid(torch.arange(x.shape[0]), torch.linspace(-1, 1, 4), indexing="ij")
+    return torch.bucketize(x, edges), torch.searchsorted(edges, x, right=True), rows, columns, torch.nan_to_num(torch.where(x > 0.5, float("nan"), x), nan=7.0)
+
+
+def gates(x, h, c, w, u):
+    i, f, g, o = (x @ w.t() + h @ u.t()).chunk(4, -1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+@case(((3, 3, 6), (3, 4), (16, 6), (16, 4)))
+def recurrence(xs, h, w, u):
+    c = torch.zeros_like(h)
+    for x in xs.unbind(0):
+        h, c = gates(x, h, c, w, u)
+    return h, c
