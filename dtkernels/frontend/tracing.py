@@ -56,7 +56,7 @@ def trace(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Ten
         lacking = [n for n in lacking if n.users or n.target._schema.is_mutable]
         if not lacking:
             return traced
-        for node in lacking:
+        for node in {n.target: n for n in reversed(lacking)}.values():  # the first use of each
             if (apart := _decomposition(node.target)) is None or node.target in table:
                 raise UnsupportedOperation(_named(node)).at(place_text(traced.places.get(node)))
             table[node.target] = apart

@@ -501,7 +501,9 @@ def converted(b: Builder, x: Value, dtype: torch.dtype) -> Value:
     if dtype == torch.bool:
         return Value(x.dims, b.condition(x), dtype)
     expr = b.numeric(x)
-    wide = dtype == torch.float64 and (not x.dtype.is_floating_point or torch.float64 in b.fed(x.expr))
+    fed = b.fed(x.expr)
+    numbers = not fed and any(known.source.dtype == torch.float64 for known in b.inputs.values())
+    wide = dtype == torch.float64 and (not x.dtype.is_floating_point or torch.float64 in fed or numbers)
     if dtype.is_complex or dtype.is_floating_point and dtype not in DTYPE_WORDS and not wide:
         raise UnsupportedOperation(f"a conversion to {dtype}", allowed="float32, float16, bfloat16, integers, bool; arguments of float64")
     if not dtype.is_floating_point:
