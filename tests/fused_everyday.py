@@ -51,6 +51,7 @@ def writes(x, i, rows, v, mask):
     b[torch.arange(x.shape[0]), i] = v
     c[mask] = -1.0
     d[:, i[:2]] = 0.5
+    d.t()[i[:2] - 1, -1] = rows[0, :2]
     place = torch.tensor([1, 3])
     return a, b, c, d, x.index_add(0, place, rows, alpha=0.5), x.index_copy(0, place, rows), x.index_fill(1, place, 9.0), torch.index_put(x, (place,), rows, accumulate=True)
 

@@ -257,7 +257,7 @@ class Interpreter:
         here, first, last = b.flat_index(base.dims[dim]), b.number(start), b.number(b.sizes.of(start + (size - 1) * step))
         back = ex.Binary("-", here, first)
         place = back if step == 1 else ex.Binary("/", back, ex.Const(step))
-        moved = b.taken(new, dim, lambda _: place, base.dims[dim]) if flat(new.dims[dim]) else replace(new, dims=base.dims[:dim] + (base.dims[dim],) + new.dims[dim + 1 :])
+        moved = b.taken(new, dim, lambda _: place, base.dims[dim]) if flat(new.dims[dim]) else replace(new, dims=new.dims[:dim] + (base.dims[dim],) + new.dims[dim + 1 :])
         inside: ex.Expr = ex.Binary("and", ex.Binary(">=", here, first), ex.Binary("<=", here, last))
         if size == 1:
             inside = ex.Binary("==", here, first)

@@ -267,6 +267,7 @@ def pad(b: Builder, x: Any, padding: list, *mode: Any) -> Value:
     x = b.value(x)
     if word != "constant":
         return bordered(b, x, padding, word)
+    value = value if x.dtype.is_floating_point else int(value)
     for k in range(0, len(padding), 2):
         place, (before, after) = x.rank - 1 - k // 2, padding[k : k + 2]
         if before == after == 0:
