@@ -86,10 +86,11 @@ class KernelPlan:
     def __init__(self, config: KernelConfig, known: Known, aligned: frozenset[str], fused: frozenset[str] = frozenset()):
         self.config, self.known, self.aligned = config, known, aligned | frozenset(config.staged)
         own = known.funcs.get(config.func) or known.outline.funcs[-1]
-        self.blocks, self.tiles, self.split = dict(config.blocks), config.all_of("tiles"), config.all_of("split")
+        self.blocks, self.tiles = dict(config.blocks), config.all_of("tiles")
         self.members: list[tuple[FuncOutline, str]] = [(own, "")]
         self.members += [(known.funcs[f], loop) for f, loop in config.members if f in known.funcs]
         self.root = own
+        self.split = self._split_labels(config)
         for func, _ in self.members:  # what is fused elsewhere and not written is computed here once more
             again = [r.tensor for r in func.reads if r.tensor in fused and all(r.tensor != m.name for m, _ in self.members)]
             self.members += [(known.funcs[name], own.reduced[-1] if own.reduced else "") for name in dict.fromkeys(again)]
@@ -118,9 +119,13 @@ class KernelPlan:
     def resized(self, config: KernelConfig) -> KernelPlan:
         """Return the plan of a kernel of the same form and of other sizes."""
         plan = copy(self)
-        plan.config, plan.blocks, plan.tiles, plan.split = config, dict(config.blocks), config.all_of("tiles"), config.all_of("split")
+        plan.config, plan.blocks, plan.tiles, plan.split = config, dict(config.blocks), config.all_of("tiles"), self._split_labels(config)
         plan.scattered = self._scattered(plan.blocks)
         return plan
+
+    def _split_labels(self, config: KernelConfig) -> dict[str, int]:
+        """Return the labels of sums that several programs share, and in how many parts; 0 for one part a block."""
+        return config.all_of("split") | {x: 0 for x, _ in config.blocks if x not in self.root.labels}
 
     def _scattered(self, blocks: dict[str, int]) -> frozenset[str]:
         """Return the labels whose blocks reach over groups."""
@@ -157,7 +162,7 @@ class KernelPlan:
     def _whole(self, func: FuncOutline) -> tuple[str, ...]:
         """Return the labels that a fused Func adds over and the grid cuts: each program runs over all of them."""
         apart = func is self.root or func.name in self.config.parted or func.name in self.config.added
-        return () if apart else tuple([x for x in func.reduced if x in self.blocks])
+        return () if apart else tuple([x for x in func.reduced if x in self.blocks and x not in self.split])
 
     def _arithmetic(self, func: FuncOutline, loop: str) -> tuple[tuple[str, ...], int, int, tuple[str, ...], tuple[str, ...]]:
         """Return (labels, special functions, other arithmetic, loops around, labels run over whole). Products add up by themselves."""
@@ -364,7 +369,7 @@ class _Count:
             strips += amount * programs / self._run(func.labels[-1:], each) if unaligned else 0.0
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if parted else 0.0
             requests += amount / min(VECTOR, self._vector(func.labels[-1:], each) if not plan.config.aligned else VECTOR)
-        parts = math.prod(plan.split.values())
+        parts = math.prod(self.count[x] for x in plan.split)
         for func, _ in plan.members if plan.apart else ():
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if {*plan.split} & {*func.reduced} else 0.0
         heavy, light = self._arithmetic()
@@ -527,6 +532,8 @@ class _Count:
             for x, divisor in read.labels:
                 n = max(1.0, self.sizes.get(x, 1) / divisor)
                 wave *= min(n, max(1.0, covered[x] * self.extent[x] / divisor)) if x in self.count else n
+            if wave > self.target.l2_bytes:  # each iteration of the loops around it finds nothing of the one before
+                wave *= self.times(access.around, access.whole)
             total += max(unique, min(wave * programs / at_once, amount * programs))
         return total
 
@@ -539,7 +546,7 @@ class _Count:
             took = min(left, blocks)
             covered[label] = covered.get(label, 1.0) * took
             left = max(1.0, left / took)
-        for label in self.plan.split:
+        for label in (x for x in self.plan.split if x not in self.plan.blocks):
             covered[label] = min(left, self.count.get(label, 1))
         return covered
 
