@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 LIMIT = 256  #: MiB; DTKERNELS_MEMORY_LIMIT is another number
+JOINT = "gradients"  #: what forward saves where it computes the gradients itself, see joint.py
 LONG = 1024  #: terms of a sum from which on a product is saved; to make it again takes as long as to write and read it at about 500, and scores of attention have up to 576
 
 
@@ -47,6 +48,18 @@ class Product:
     def length(self, sizes: Mapping[str, Any]) -> Any:
         """Return the number of terms of its sum."""
         return prod(sizes[label] for label in self.terms)
+
+
+def is_gradient_formed_in_forward(
+    again: tuple[Product, ...], saved: tuple[str, ...], held: int, sizes: Mapping[str, Any], known: Callable[[Any], bool] = bool
+) -> bool:
+    """Return whether the forward of one number computes its gradients too, which then take ``held`` bytes until backward.
+
+    It does where a product of a long sum is made ``again`` by backward otherwise, and not ``saved``, unless the user has set a limit below ``held``.
+    """
+    limit = memory_limit()
+    long = any(known(p.length(sizes) >= LONG) for p in again if p.name not in saved)
+    return long and not (is_limit_set() and limit and not known(held <= limit))
 
 
 def products_to_save(

@@ -29,6 +29,7 @@ def blocked_sum_candidates(shape: SchedulingProblem, root: str, members: list[st
         return
     main, row = found
     below = [m for m in members if m in shape.algorithm.needed_by((main,))]
-    for config in product_configs(shape, main, below, stored=False):
+    written = next((m for m in members if m in shape.outputs and shape.algorithm[m].labels == shape.algorithm[main].labels), "")
+    for config in product_configs(shape, main, below, written):
         if row in dict(config.blocks) and not (config.split or config.tail or config.stream):
             yield replace(config, func=root)
