@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -138,10 +137,8 @@ class Variant:
 
         needed = self.pair(wanted, tuple(p.name for p in self.products)).gradient.products
         saved = products_to_save(tuple(p for p in self.products if p.name in needed), sizes, itemsize, _statically_true)
-        if wide and itemsize == 2 and self.is_number and (again := self._made_again(wanted)):
-            shapes = [[sizes[x] for x in self.signature.inputs[n] if x in sizes] for n in wanted if n in self.signature.inputs]
-            if is_gradient_formed_in_forward(again, saved, sum(itemsize * math.prod(shape) for shape in shapes), sizes, _statically_true):
-                return self.pair(wanted, (JOINT,))
+        if wide and itemsize == 2 and self.is_number and is_gradient_formed_in_forward(self._made_again(wanted), saved, sizes, _statically_true):
+            return self.pair(wanted, (JOINT,))
         return self.pair(wanted, saved)
 
     @cached_property
