@@ -73,7 +73,7 @@ def linear_cross_entropy(
         given |= {"smoothed": True, "smoothing": float(label_smoothing)} if label_smoothing else {}
         given |= {"squared": True, "penalty": float(z_loss)} if z_loss else {}
         given |= {"H": hidden.reshape(-1, hidden.shape[-1]), "W": weight, "t": target.reshape(-1), "ignored": ignore_index}
-        if reduction != "none" and (total := sum_of_rows(name, given)) is not None:
+        if reduction != "none" and not (label_smoothing or lora) and (total := sum_of_rows(name, given)) is not None:
             return total if reduction == "sum" else total / (target != ignore_index).sum()
         rows = linear_cross_entropy.operator()(**given)
     result = rows.reshape(target.shape) if reduction == "none" else rows.sum() if reduction == "sum" else rows.sum() / (target != ignore_index).sum()
