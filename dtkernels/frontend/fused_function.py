@@ -41,6 +41,7 @@ class Compiled:
     leaves: tuple  #: its leaves; a number for the place of a tensor
     without_gradient: UnsupportedOperation | None
     constants: list[torch.Tensor]  #: inputs that the function makes of numbers
+    numbers: list[Any]  #: those of ``constants``
     bound: BoundedCache[tuple, Bound] = field(default_factory=lambda: BoundedCache(REMEMBERED))  #: by the shapes of a call
 
     @property
@@ -57,6 +58,12 @@ class Compiled:
 
     def sizes(self, tensors: list[torch.Tensor]) -> dict[Any, Any]:
         return {symbol: tensors[k].shape[dim] for symbol, (k, dim) in self.symbols.items()}
+
+    def tables(self, like: torch.Tensor) -> list[torch.Tensor]:
+        """Return the constants on the device of a tensor; where a graph is traced, as operations of that graph."""
+        if type(like) in (torch.Tensor, torch.nn.Parameter):
+            return [t.to(like.device) for t in self.constants]
+        return [torch.tensor(numbers, dtype=t.dtype, device=like.device) for t, numbers in zip(self.constants, self.numbers)]
 
     def bind(self, tensors: list[torch.Tensor]) -> Bound:
         """Compute the sizes that a call of these shapes needs."""
@@ -200,7 +207,7 @@ class Fused:
             if not _symbolic(shapes):
                 program.bound.put(shapes, bound)
         with torch.amp.autocast(every[0].device.type, enabled=False) if _autocast(every) else _nothing:
-            return bound.run(program.operator, [*every, *(t.to(every[0].device) for t in program.constants)], program.spec)
+            return bound.run(program.operator, [*every, *program.tables(every[0])], program.spec)
 
     def program(self, key: tuple, leaves: list, spec: Any, tensors: list[torch.Tensor], state: State) -> Compiled:
         """Return the program for a call; trace one where none fits."""
@@ -265,7 +272,7 @@ class Fused:
                 results[k] = self.exact(builder, results[k])
         operator, written = self.compiled(builder, results, wanted, names, [*stand_ins, *state.tensors, *interpreter.constants])
         guards = tuple(g.expr for g in traced.env.guards if g.expr.free_symbols <= set(traced.symbols))
-        return Compiled(operator, written, guards, traced.symbols, structure, found, builder.without_gradient, [t.detach().to(tensors[0].device) for t in interpreter.constants])
+        return Compiled(operator, written, guards, traced.symbols, structure, found, builder.without_gradient, *_real(interpreter.constants, tensors[0].device))
 
     def exact(self, builder: Any, value: Any) -> Any:
         """Return a result so that integers made from integers are computed as integers."""
@@ -318,6 +325,12 @@ class Fused:
             for place in tree_flatten(value)[0]:
                 names[place] = name
         return [names.get(k, "a") for k, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
+
+
+def _real(constants: list[torch.Tensor], device: torch.device) -> tuple[list[torch.Tensor], list[Any]]:
+    """Return tensors on a device, and their numbers, also while a graph is traced."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        return [t.detach().to(device) for t in constants], [t.tolist() for t in constants]
 
 
 def _passed(source: Source) -> Any:

@@ -19,6 +19,7 @@ from .unsupported import UnsupportedOperation
 
 Place = tuple[str, int]
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 MOST_RETRACES = 8  #: each takes operations apart that the table lacks
 
 
@@ -158,6 +159,8 @@ class Places(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         self.now = _user_place() or self.now
+        if function == _REQUIRES_GRAD and not sys._getframe(1).f_code.co_filename.startswith(_OWN):
+            raise UnsupportedOperation("requires_grad", why="stand-ins need no gradient", allowed="a flag among the arguments").at(place_text(self.now))
         result = function(*args, **(kwargs or {}))
         from torch.fx.experimental.proxy_tensor import get_proxy_mode
 

@@ -180,6 +180,7 @@ REFUSED = {
     "sort of 120 elements": lambda x: torch.sort(x.repeat(40, 1), 0).values,
     "aten.linalg_inv_ex": lambda x: torch.linalg.inv(x + 3 * torch.eye(3)),
     "the places that cummax returns": lambda x: torch.cummax(x, 1).indices * x,
+    "requires_grad": lambda x: x * 2 if x.requires_grad else x,
     "a number that depends on data": lambda x: x * x.max().item(),
     "writing several values at a mask": lambda x: torch.index_put(x * 1, (x > 0,), torch.arange(9.0)),
     "aten.multinomial": lambda x: torch.multinomial(x.abs(), 2) * 1.0,
@@ -306,6 +307,18 @@ def test_inside_torch_compile(dynamic):
         ours, theirs = ([torch.randn(s, generator=torch.Generator().manual_seed(1)).requires_grad_() for s in (x, w)] for _ in range(2))
         all_same(ours, theirs, compiled(*ours), plain(theirs[0] + 1, theirs[1]).cos() * 2)
     assert dtkernels.paths()[f"compiled_gate_{dynamic}"]["reference"] == 2
+
+
+def test_tables_and_stopped_gradients_inside_torch_compile():
+    torch._dynamo.reset()
+
+    @dtkernels.fuse
+    def rounded(x):
+        return (x + (x.round() - x).detach()) * torch.tensor([1.0, 2.0, 3.0], device=x.device)
+
+    compiled = torch.compile(lambda x: rounded(x * 1).cos(), fullgraph=True, backend="aot_eager")
+    ours, theirs = (torch.randn(4, 3, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2))
+    all_same([ours], [theirs], compiled(ours), rounded.__wrapped__(theirs).cos())
 
 
 def test_a_module_inside_torch_compile():
