@@ -109,7 +109,7 @@ def batch_statistics(x, weight, bias):
     return F.batch_norm(x, None, None, weight, bias, training=True), x.cummax(0).values, x.tile(2)
 
 
-@case(((3, 4), ("positive", 5)), ((2, 6), ("positive", 4)), gradient=False)
+@case(((3, 4), ("positive", 5)), ((2, 6), ("positive", 4)), gradient=False, programs=2)
 def grids(x, edges):
     edges = edges.sort().values
     rows, columns = torch.meshgrid(torch.arange(float(x.shape[0])), torch.linspace(-1, 1, 5), indexing="ij")
@@ -122,7 +122,7 @@ def gates(x, h, c, w, u):
     return o.sigmoid() * c.tanh(), c
 
 
-@case(((3, 3, 6), (3, 4), (16, 6), (16, 4)))
+@case(((3, 3, 6), (3, 4), (16, 6), (16, 4)), interpreted=True)
 def recurrence(xs, h, w, u):
     c = torch.zeros_like(h)
     for x in xs.unbind(0):
