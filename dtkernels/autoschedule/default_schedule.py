@@ -47,7 +47,7 @@ from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
-from .stored_elements import is_compared_for_equality, feeds_another_output, products_of_outputs, stored_elements, with_stored_outputs
+from .stored_elements import feeds_another_output, is_compared_for_equality, products_of_outputs, stored_elements, with_stored_outputs
 from .stored_operands import in_loop, stored_operands
 
 FEW = 8  #: terms of a sum that every block may add up for itself

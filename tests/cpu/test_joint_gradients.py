@@ -1,8 +1,8 @@
 # ruff: noqa: E501 (programs read best on one line)
 """Gradients of one number that its forward forms: right, formed only where that saves a long product, and held in no more memory than is said."""
 
-import stand_in_gpu
 import pytest
+import stand_in_gpu
 import torch
 import torch.nn.functional as F
 
