@@ -323,6 +323,8 @@ class Builder:
                 return any(d.name == name and (isinstance(d.expr, ex.Cast) or isinstance(d.expr, ex.Reduce) and d.expr.kind in ex.PLACES) and self.is_whole(d.expr) for d in self.definitions)
             case ex.Cast(_, dtype):
                 return dtype in INTEGER_WORDS.values()
+            case ex.Call("trunc", _):  # a number that was converted to integers: ``marked`` casts it
+                return True
             case ex.Unary("-" | "~", _) | ex.Binary("+" | "-" | "*" | "%" | "//" | "&" | "|" | "^" | "<<" | ">>", _, _):
                 return all(map(self.is_whole, expr.children()))
             case ex.Reduce(kind, _, _):
@@ -344,6 +346,8 @@ class Builder:
         match expr:
             case ex.Binary("|", ex.Access() | ex.Scalar(), ex.Const(0)):
                 return expr
+            case ex.Call("trunc", (a,)):
+                return ex.Cast(a, "int64")
             case ex.Access(name, _) | ex.Scalar(name):
                 return ex.Binary("|", expr, ex.Const(0)) if kinds.get(name) in EXACT else expr
         return expr.rebuild(self.marked)

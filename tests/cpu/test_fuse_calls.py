@@ -216,7 +216,7 @@ def test_integers():
 def wide_integers(a, b):
     places = torch.arange(a.shape[0])
     kept = torch.where(a > b, a, b) + places, a * 2 - b, a // b, a % b, torch.div(a, b, rounding_mode="trunc"), torch.fmod(a, b), (a ^ b) & 255, a >> 3, -a, a.abs(), ~b
-    return *kept, torch.maximum(a, b).clamp(min=3), a == b + 1, (a % 7).float() / 2, a[(places + 1) % a.shape[0]], F.pad(a, (1, 0), value=-100)
+    return *kept, torch.maximum(a, b).clamp(min=3), a == b + 1, (a % 7).float() / 2, a[(places + 1) % a.shape[0]], F.pad(a, (1, 0), value=-100), a + (a % 7).div(2).long() * 3
 
 
 def narrow_integers(a, u):
