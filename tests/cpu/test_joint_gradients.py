@@ -9,7 +9,9 @@ import torch.nn.functional as F
 import dtkernels
 from dtkernels.algebra.autodiff import rematerialization
 from dtkernels.algebra.autodiff.rematerialization import JOINT
-from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.autoschedule import kept_products
+from dtkernels.autoschedule.default_schedule import _Fusion, default_schedule
+from dtkernels.autoschedule.rules import gemm_row_reduction
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
@@ -64,6 +66,22 @@ def short(monkeypatch):
 def forms(op: Operator, wanted=("H", "W"), sizes=None, itemsize=2, wide=True) -> bool:
     pair = op.variant((), frozenset(), 0).pair_at(wanted, sizes or {"x": 4096, "y": 128256, "k": 4096}, itemsize, wide)
     return pair.gradient.products == (JOINT,)
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """Rows of 16 elements count as too long to hold, and sums of 16 terms as worth a kernel of their own; the usual way to fuse is taken."""
+    for module, name in ((kept_products, "LONG"), (kept_products, "WHOLE_SIDE"), (gemm_row_reduction, "WHOLE_SIDE")):
+        monkeypatch.setattr(module, name, 16)
+    monkeypatch.setattr(_Fusion, "by_time", lambda self, ways: ways)  # small sizes have no use for it
+
+
+@pytest.mark.parametrize("name", ["sum", "masked", "bias", "softcap"])
+def test_gradients_by_one_kernel_of_logits_and_their_sums(name, short, narrow):
+    forward = operator(name).variant((), frozenset(), 0).pair(("H", "W"), (JOINT,)).forward
+    schedule = default_schedule(forward.algorithm, forward.outputs, {"x": 21, "y": 67, "k": 48}, 2, target("h200"))
+    assert any(p.name == "store" for p in schedule.primitives) and any(str(p).startswith("s_log.block(x:") and "y:" in str(p) for p in schedule.primitives), str(schedule)
+    test_gradients_are_those_of_float64(name, short)
 
 
 @pytest.mark.parametrize("name", LOSSES)
