@@ -193,7 +193,7 @@ VARIABLES = (
     Variable("DTKERNELS_MEMORY_LIMIT", "MiB; 0 for none", "256",
              "What kernels of a default schedule may leave in memory for each other around products (more is kept in pieces), and forward may keep of products. Set it before Python starts.", number),
     Variable("DTKERNELS_FP32_PRODUCTS", "ieee, any", "any",
-             "`ieee`: products of float32 are multiplied in float32, never as three in TF32. See [language](schedules.md#approximate). Set it before Python starts.",
+             "`ieee`: products of float32 are multiplied in float32, never as three in TF32. See [schedules](schedules.md#approximate). Set it before Python starts.",
              one_of("ieee", "any", default="default schedules choose")),
     Variable("DTKERNELS_USER", _FOLDER, "`$XDG_DATA_HOME/dtkernels`, else `~/.local/share/dtkernels`",
              "Where `python -m dtkernels tune` keeps this user's tables, and the key that seals their kernels.", _user),
