@@ -181,7 +181,7 @@ def any_value(value: str) -> str:
 _SYSTEM, _TESTS = "Triton and the system", "the tests"
 _FOLDER, _SWITCH, _CACHE_HOME = "a folder", "1, true, yes, on or y; 0", "`~/.cache/dtkernels`"
 VARIABLES = (
-    Variable("DTKERNELS_TABLES", "a folder of tables", "the user's tables, then the package's", "The only folder in which schedules and prebuilt kernels are looked up. See [tables](tables.md).", _tables),
+    Variable("DTKERNELS_TABLES", "a folder of tables", "the user's tables, then the package's", "The only folder for schedules and prebuilt kernels. See [tables](tables.md).", _tables),
     Variable("DTKERNELS_CACHE", _FOLDER, f"`$XDG_CACHE_HOME/dtkernels`, else {_CACHE_HOME}", "Where emitted source is written; if that fails, in a temporary folder.", _cache),
     Variable("DTKERNELS_LOG", "debug, info, warning, error", "none",
              "Print the messages of the logger `dtkernels` to stderr. `info` has one line for each kernel that is compiled.",
@@ -191,7 +191,7 @@ VARIABLES = (
     Variable("DTKERNELS_CHECK", "1, 0", "0", "Check every index that comes from a tensor, and raise IndexError where one is out of range.",
              one_of("0", "1", default="a call may raise")),
     Variable("DTKERNELS_MEMORY_LIMIT", "MiB; 0 for none", "256",
-             "Memory for intermediates between the kernels of a default schedule (larger ones are computed in pieces), and for products that forward saves for backward. Set it before Python starts.", number),
+             "Memory for intermediates between kernels of a default schedule (larger ones are computed in pieces), and for products saved for backward. Set it before Python starts.", number),
     Variable("DTKERNELS_FP32_PRODUCTS", "ieee, any", "any",
              "`ieee`: float32 products are computed in float32, never as three products in TF32. See [schedules](schedules.md#approximate). Set it before Python starts.",
              one_of("ieee", "any", default="default schedules choose")),

@@ -158,7 +158,7 @@ def _dt(block: Block, following: Block | None) -> str:
     from dtkernels.algebra.pipeline import prepare
     from dtkernels.codegen.emit.module import emit
     from dtkernels.codegen.ir.nest import nest_text
-    from dtkernels.codegen.pipeline import check_heeded, lower
+    from dtkernels.codegen.pipeline import check_unused_statements, lower
     from dtkernels.lang import DTError, parse
     from dtkernels.lang.checks import check_given
 
@@ -167,7 +167,7 @@ def _dt(block: Block, following: Block | None) -> str:
         given = parse(block.text, block.rest or "program.dt")
         check_given(given)
         program = prepare(given)
-        check_heeded(program)
+        check_unused_statements(program)
         source = emit(program)
     except DTError as error:
         if wanted == "error":

@@ -32,10 +32,10 @@ from .problem import WHOLE_SIDE, SchedulingProblem
 from .rules.gemm_row_reduction import (
     feeds_row_reduction,
     recomputes_product_rows,
+    reduced_product_labels,
     reduces_beyond_tiles,
     reduces_products,
     sweep_underfills_gpu,
-    swept,
 )
 from .rules.product_sides import NARROW
 from .rules.reduction import ROW_LIMIT, WHOLE_COLUMN
@@ -46,7 +46,7 @@ from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
 from .stored_elements import feeds_another_output, products_of_outputs, stored_elements, with_stored_outputs
-from .stored_operands import in_loop, stored_operands
+from .stored_operands import computed_operand_slowdown, stored_operands
 
 FEW = 8  #: terms of a sum that every block may add up for itself
 BLOCK = 4096  #: elements of a block of rows
@@ -190,8 +190,8 @@ class _Fusion:
             shape = replace(self.shape, algorithm=with_operands(self.algorithm, names))
             g = replace(self, shape=shape, stored=frozenset(names))
             if ways := g.by_time(list(g.ways())):
-                found.append((g.time(ways[0]) * in_loop(shape), len(found), g, ways[0]))
-        most = FASTER * self.time(usual) * in_loop(self.shape) if found and usual else math.inf
+                found.append((g.time(ways[0]) * computed_operand_slowdown(shape), len(found), g, ways[0]))
+        most = FASTER * self.time(usual) * computed_operand_slowdown(self.shape) if found and usual else math.inf
         return [(g, way) for time, _, g, way in sorted(found, key=lambda f: f[:2]) if time < most]
 
     def keeps(self, way: Way, long: bool = True) -> int:
@@ -476,7 +476,7 @@ class _Fusion:
             users = [d.name for d in self.algorithm.definitions if any(a.tensor == product for a in ex.accesses(d.expr))]
             return self._is_recomputed(product) or all(hosts.get(u) == {root} for u in users if u != func)
 
-        return any(swept(self.shape, func, f) and here(f) for f in self.algorithm.needed_by((func,)))
+        return any(reduced_product_labels(self.shape, func, f) and here(f) for f in self.algorithm.needed_by((func,)))
 
     def _same_iteration_space(self, func: str, other: str) -> bool:
         """Return whether both reduce over the same labels and have the same labels."""

@@ -13,7 +13,7 @@ from ..lang import expr as ex
 from ..lang.schedule import Bare, FuseAt, Primitive
 from ..lang.schedule_checks import reduction_labels
 from .problem import SchedulingProblem
-from .rules.gemm_row_reduction import swept
+from .rules.gemm_row_reduction import reduced_product_labels
 
 ROW = 16  #: bytes that rows start at multiples of, for products to load them as they are
 Members = Callable[[str], list[str]]
@@ -45,7 +45,7 @@ def products_of_outputs(shape: SchedulingProblem) -> set[str]:
     not add up to 1 with the sum of unrounded ones.
     """
     made = shape.algorithm.needed_by(shape.outputs)
-    plain = (o for o in shape.outputs if shape.dots(o) and not any(swept(shape, f, o) for f in made))
+    plain = (o for o in shape.outputs if shape.dots(o) and not any(reduced_product_labels(shape, f, o) for f in made))
     read = {f for o in shape.outputs for f in shape.algorithm.needed_by((o,)) if f != o}
     return {o for o in plain if o in read and not feeds_another_output(shape, o)}
 

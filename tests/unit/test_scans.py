@@ -7,7 +7,7 @@ from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare, prepare_algorithm
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.ir.nest import nest_text
-from dtkernels.codegen.pipeline import check_heeded, lower
+from dtkernels.codegen.pipeline import check_unused_statements, lower
 from dtkernels.lang import DTError, parse
 from dtkernels.runtime.signature.dim_collapse import collapsible_label
 
@@ -94,6 +94,6 @@ ERRORS = {
 def test_errors(text):
     with pytest.raises(DTError) as error:
         prepared = prepare(parse(text, "t.dt"))
-        check_heeded(prepared)
+        check_unused_statements(prepared)
         emit(prepared)
     assert str(error.value) == ERRORS[text]

@@ -97,7 +97,7 @@ class KernelPlan:
         domain |= dict.fromkeys(x for f, _ in self.members for x in f.labels if x not in known.aliases)
         self.domain = tuple(domain)
         self.order = self._order()
-        self.products = [(p, self._outside(f, loop), self._whole(f)) for f, loop in self.members for p in f.products]
+        self.products = [(p, self._recompute_loops(f, loop), self._whole(f)) for f, loop in self.members for p in f.products]
         self.paired = len(self.products) > 1 and len({p.reduced for p, _, _ in self.products}) == 1
         self.passes = self._passes()
         self.arithmetic = [(*a, len(self.passes[f.name]), paired_terms(f)) for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
@@ -145,7 +145,7 @@ class KernelPlan:
                 found.append((*groups[label], False))
         return tuple([*((x, 0, False) for x in self.blocks if all(x != f[0] for f in found)), *found])
 
-    def _outside(self, func: FuncOutline, loop: str) -> tuple[str, ...]:
+    def _recompute_loops(self, func: FuncOutline, loop: str) -> tuple[str, ...]:
         """Return labels of the root whose loops run around a fused Func that lacks them: it is computed again in each iteration."""
         loop = loop.rpartition(".")[2]
         if not loop:
@@ -162,7 +162,7 @@ class KernelPlan:
     def _arithmetic(self, func: FuncOutline, loop: str) -> tuple[tuple[str, ...], int, int, tuple[str, ...], tuple[str, ...]]:
         """Return (labels, special functions, other arithmetic, loops around, labels run over whole). Products add up by themselves."""
         labels = func.labels if func.products else tuple(dict.fromkeys((*func.labels, *func.reduced)))
-        return labels, func.heavy, func.light + (0 if func.products else len(func.reduced)), self._outside(func, loop), self._whole(func)
+        return labels, func.heavy, func.light + (0 if func.products else len(func.reduced)), self._recompute_loops(func, loop), self._whole(func)
 
     def _accesses(self) -> tuple[_Access, ...]:
         inside, seen, found = {f.name for f, _ in self.members}, set(), []
@@ -174,7 +174,7 @@ class KernelPlan:
                 if read.tensor in inside or place in seen:
                     continue
                 seen.add(place)
-                around = tuple(dict.fromkeys((*self._outside(func, loop), *self._enclosing(func, read))))
+                around = tuple(dict.fromkeys((*self._recompute_loops(func, loop), *self._enclosing(func, read))))
                 found.append(_Access(read, around, self._whole(func), looped, read.tensor in tensors, read.tensor in self.known.funcs))
                 tensors.add(read.tensor)
         return tuple(found)
@@ -356,7 +356,7 @@ class _Count:
                 amount *= max(1.0, SECTOR / max(1.0, each * self.elements(self.loaded, func.labels[-1:])) if func.labels and func.labels[-1] in self.count else 1.0)
             written += amount
             if func.name in plan.config.added:
-                added, cleared = added + 4.0 * self.elements(self.extent, func.labels) * self.times(self._again(func), ()), cleared + self._cleared(func)
+                added, cleared = added + 4.0 * self.elements(self.extent, func.labels) * self.times(self._revisited_labels(func), ()), cleared + self._cleared(func)
                 continue
             parted = func.name in plan.config.parted or any(x in plan.split for x in func.reduced)
             memory += 0.0 if parted else amount * programs
@@ -372,7 +372,7 @@ class _Count:
         if streamed:
             terms = self._multiplied()[0]
             light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)
-        gathered = self._gathered() if streamed else 0.0 if plan.products else self._summed()
+        gathered = self._sums_over_threads() if streamed else 0.0 if plan.products else self._summed()
         parted = any(len(binary_parts(self.step.get(x, 1))) > 1 for p, _, _ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
@@ -409,7 +409,7 @@ class _Count:
         """Return the bytes of a row of a program's block: what lies contiguous."""
         return each * max(1.0, self.elements(self.extent, last))
 
-    def _gathered(self) -> float:
+    def _sums_over_threads(self) -> float:
         """Return how many sums a program adds up over its threads at the end: each row of its block has its own, if its terms are in vectors."""
         own = self.plan.root.labels
         vectors = any(self.step.get(x, 1) > 1 for x in self.plan.root.reduced)
@@ -424,7 +424,7 @@ class _Count:
                 count += math.prod(max(1.0, self.filled.get(x, 1.0) / self.step.get(x, 1)) for x in func.labels)
         return count * (1 + math.log2(self.plan.config.warps))
 
-    def _again(self, func: FuncOutline) -> tuple[str, ...]:
+    def _revisited_labels(self, func: FuncOutline) -> tuple[str, ...]:
         """Return the labels whose loops, inside a block, come back to the same elements of a sum in memory."""
         within = [x for x in func.reduced if x in self.plan.blocks or x in self.plan.root.reduced]
         return tuple([x for x in within if any(y in self.plan.root.reduced for y in func.labels)])

@@ -32,7 +32,7 @@ ROWS, COLUMNS = 4, 256  #: block of the kernel that converts a finished sum
 KEPT_BY_RESULT = ("compile", "compile_to_kernel", "align")  #: statements on a sum that stay with its result
 
 
-def keep_in_pieces(program: Program) -> Program:
+def chunk_funcs(program: Program) -> Program:
     """Replace the ``chunk`` statements of ``program`` by a loop over pieces (``Program.pieces``)."""
     asked = [p for p in program.schedule.primitives if isinstance(p, Sizes) and p.name == "chunk"]
     if not asked:

@@ -33,7 +33,7 @@ from ...ir.nest import (
     Assign,
     Axis,
     Const,
-    Every,
+    EveryNth,
     Guard,
     Index,
     Kernel,
@@ -237,7 +237,7 @@ class _Split:
                 if name in self.packed:
                     return replace(tile, axes=tuple(self.group if a == self.axis else a for a in axes))
                 if name in self.whole and part is not None and len(axes) <= 2:
-                    return Every(tile, self.axis, self.group, part)
+                    return EveryNth(tile, self.axis, self.group, part)
                 if name in self.made:
                     return self._part(self.made[name], part)
                 raise _Kept
