@@ -472,9 +472,14 @@ class _Fusion:
     def _reduces_product_rows(self, func: str, hosts: dict[str, set[str]], root: str) -> bool:
         """Return whether ``func`` reduces rows of a product that is computed where it is read: in ``root`` or elsewhere."""
 
+        def readers(made: str) -> set[str]:
+            """Return the Funcs that read ``made``, or what is made of it element by element and has no place yet."""
+            users = {d.name for d in self.algorithm.definitions if any(a.tensor == made for a in ex.accesses(d.expr))}
+            through = {u for u in users if u not in hosts and u != func and not reduction_labels(self.algorithm, u)}
+            return (users - through).union(*map(readers, through))
+
         def here(product: str) -> bool:
-            users = [d.name for d in self.algorithm.definitions if any(a.tensor == product for a in ex.accesses(d.expr))]
-            return self._is_recomputed(product) or all(hosts.get(u) == {root} for u in users if u != func)
+            return self._is_recomputed(product) or all(hosts.get(u) == {root} for u in readers(product) if u != func)
 
         return any(reduced_product_labels(self.shape, func, f) and here(f) for f in self.algorithm.needed_by((func,)))
 

@@ -31,8 +31,8 @@ LINE = 128  #: bytes of a line of memory
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
 
 
-def product_configs(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
-    """Yield the usual choices for a kernel of products that none feeds another, then others."""
+def product_configs(shape: SchedulingProblem, root: str, members: list[str], stored: bool = True) -> Iterator[KernelConfig]:
+    """Yield the usual choices for a kernel of products that none feeds another, then others. ``stored``: whether the kernel writes the product."""
     if not shape.has_products_alone(root, members):
         return
     main, dot = main_product(shape, members)
@@ -42,7 +42,7 @@ def product_configs(shape: SchedulingProblem, root: str, members: list[str]) -> 
     rows, columns = (sorted(side, key=lambda label, e=operand: _worth(shape, root, e, dot, label)) for side, operand in both)  # type: ignore[misc]  # tiles lie along the last
     if rows and columns and labels.index(rows[-1]) > labels.index(columns[-1]):  # the wider side is the one that lies contiguous
         rows, columns, dot = columns, rows, ex.Dot(dot.right, dot.left, dot.labels)
-    yield from _Product(shape, root, members, main, dot, rows, columns).configs()
+    yield from _Product(shape, root, members, main, dot, rows, columns, stored).configs()
 
 
 def _worth(shape: SchedulingProblem, root: str, operand: ex.Expr, dot: ex.Dot, label: str) -> int:
@@ -64,6 +64,7 @@ class _Product:
     dot: ex.Dot
     rows: list[str]
     columns: list[str]
+    stored: bool = True  #: whether the kernel writes what it multiplies, or sums of it
 
     @cached_property
     def dots(self) -> tuple[ex.Dot, ...]:
@@ -155,6 +156,8 @@ class _Product:
     @cached_property
     def _result_bytes(self) -> int:
         """The bytes of an element of the result, as it is stored."""
+        if not self.stored:
+            return 0
         if self.shape.itemsize == 1:
             return self.shape.result_bytes() if self.root in self.shape.outputs else 4
         narrow = self.root in self.shape.outputs or self.root in operands_only(self.shape.algorithm)
@@ -373,7 +376,9 @@ class _Product:
         return found
 
     def _stores_aligned(self) -> bool:
-        """Return whether rows of the result start at multiples of 16 bytes."""
+        """Return whether the result is written, and its rows start at multiples of 16 bytes."""
+        if not self.stored:
+            return False
         each = self._result_bytes if self.shape.itemsize == 1 else self.shape.itemsize
         return self.shape.row_stride(self.root) * each % 16 == 0
 

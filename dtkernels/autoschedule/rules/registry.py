@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..cost.candidate_time import CandidateTime
 from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem
+from .candidates.blocked_sums import blocked_sum_candidates
 from .candidates.paired_sums import paired_sum_candidates
 from .candidates.split_rows import split_row_candidates
 from .candidates.streamed_gemm import streamed_candidates
@@ -53,16 +54,17 @@ def _only(tiles: Callable[[SchedulingProblem, str, list[str]], KernelConfig | No
     return configs
 
 
-ROWS, BOTH = "elementwise, reductions, transposes", "row and column reductions"
+SWEPT, ROWS, BOTH = "product and row reduction", "elementwise, reductions, transposes", "row and column reductions"
 KINDS = (
     Kind("scans", _only(scan_tiles)),
-    Kind("product and row reduction", _only(gemm_row_reduction_tiles)),
+    Kind(SWEPT, _only(gemm_row_reduction_tiles)),
     Kind("chained products", chain_configs),
     Kind("products", product_configs),
     Kind(BOTH, _only(row_column_tiles)),
     Kind(ROWS, _only(row_tiles)),
 )
 RULES = (
+    Rule(SWEPT, blocked_sum_candidates),
     Rule("chained products", chain_candidates),
     Rule("products", streamed_candidates),
     Rule(BOTH, row_column_candidates),

@@ -325,7 +325,8 @@ class Wrapper:
         """Return the lines that allocate what a kernel writes, without what is ``allocated`` before."""
         lines, held = [], self.operands.held
         for space in (w for w in kernel.workspaces if w.name in kernel.writes):
-            shape = ", ".join([str(space.parts), *self._held(space.name, space.labels, kernel)]) + ("" if space.labels else ",")
+            parts = str(space.parts) if space.parts else "triton.cdiv(size_{}, {})".format(*space.blocks)
+            shape = ", ".join([parts, *self._held(space.name, space.labels, kernel)]) + ("" if space.labels else ",")
             lines.append(f"    {space.name}_out = torch.empty(({shape}), dtype=torch.{space.dtype}, device={self.reads[0]}.device)")
         for w in (w for w in kernel.writes if w in self.algorithm and w not in allocated):
             if w in self.written:

@@ -1,0 +1,34 @@
+"""Propose blocks of both sides of a matrix product for a kernel that reduces its rows.
+
+Before, each program sweeps whole rows of the product, or a given number of parts of them::
+
+    f.block(x:128); f.tensorize(x:128, y:256, k:64);
+
+After, each makes one tile of it as a plain product does, and what that adds to its rows; a second kernel adds up the tiles of a row::
+
+    f.block(x:128, y:256); f.tensorize(x:128, y:256, k:64); f.map(x:x1/4, y, x1); f.persistent(); f.descriptor(H, W);
+
+A sweep reads its rows of the first operand anew in each step. Where all programs together have more of it than the L2 holds, that comes from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...cost.kernel_config import KernelConfig
+from ...problem import SchedulingProblem
+from ..gemm import product_configs
+from ..gemm_row_reduction import swept_row
+
+
+def blocked_sum_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
+    """Yield schedules of a kernel that reduces rows too long to hold, each program one tile of the product."""
+    found = swept_row(shape, root, members)
+    if found is None:
+        return
+    main, row = found
+    below = [m for m in members if m in shape.algorithm.needed_by((main,))]
+    for config in product_configs(shape, main, below, stored=False):
+        if row in dict(config.blocks) and not (config.split or config.tail or config.stream):
+            yield replace(config, func=root)
