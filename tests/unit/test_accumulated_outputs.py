@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dtkernels.autoschedule.cost.kernel_work import plans
+from dtkernels.autoschedule.cost.kernel_plan import plans
 from dtkernels.autoschedule.cost.outline import Known, Outline
 from dtkernels.autoschedule.default_schedule import default_schedule, schedules
 from dtkernels.codegen.emit.module import emit

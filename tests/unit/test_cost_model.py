@@ -8,7 +8,7 @@ import pytest
 from some_rows import BLOCKS, SPEC, row, take
 
 from dtkernels.autoschedule.cost.kernel_config import read_kernels, tiled_labels
-from dtkernels.autoschedule.cost.kernel_work import plans
+from dtkernels.autoschedule.cost.kernel_plan import plans
 from dtkernels.autoschedule.cost.outline import Known, Outline
 from dtkernels.autoschedule.cost.predicted_time import predicted_time
 from dtkernels.codegen.target import target

@@ -5,7 +5,7 @@ import pytest
 from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.cost.candidate_time import CandidateTime
 from dtkernels.autoschedule.cost.kernel_config import KernelConfig
-from dtkernels.autoschedule.cost.kernel_work import KernelPlan
+from dtkernels.autoschedule.cost.kernel_plan import KernelPlan
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.autoschedule.problem import SchedulingProblem
 from dtkernels.autoschedule.rules import registry

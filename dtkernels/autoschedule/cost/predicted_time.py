@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from .coefficients import FLOAT8, Rates, RatesOfKinds, rates_of
 from .kernel_config import KernelConfig
-from .kernel_work import KernelPlan, Work, plans
+from .kernel_plan import KernelPlan, plans
+from .kernel_work import Work
 from .outline import Known
 
 if TYPE_CHECKING:
