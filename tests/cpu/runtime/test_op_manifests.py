@@ -13,7 +13,7 @@ from dtkernels.runtime.bind.operator import Operator
 from dtkernels.runtime.signature.op_manifest import manifest_path, read_manifest
 from dtkernels.runtime.tables.table import read_rows
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import write_manifests  # noqa: E402

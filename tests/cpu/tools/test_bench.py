@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 
 import bench
 from common import baselines, timing, workloads
@@ -32,7 +32,7 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(timing, "product_rate", lambda dtype: 1e9)
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HALF = torch.float16  # the interpreter multiplies raw bits of bfloat16
 WORKS = [
     workloads.row_op("softmax", 8, 16, HALF), workloads.row_op("dyt", 8, 16, HALF), workloads.mmsigmoid(16, 8, 32, HALF), workloads.two_mm(16, 8, 8, 4, HALF),

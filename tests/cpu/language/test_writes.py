@@ -129,7 +129,7 @@ print(bound, len(op._call_cache.known), dtkernels.paths()["write_rows"]["gpu"])
 
 def test_bound_kernels_return_the_argument_that_they_change(op, tmp_path):
     """By a driver whose launches do nothing: what is tested is what a repeated call passes and returns."""
-    tests = Path(__file__).parents[1]
+    tests = Path(__file__).parents[2]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])}
     text = ON_A_GPU.format(path=str(tmp_path / "write_rows.yaml"))
     done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=300)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "kernelbench"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "kernelbench"))
 
 from problem import as_tuple, operator, problems, spec  # noqa: E402
 

@@ -103,7 +103,7 @@ def test_auto_takes_what_is_measured_and_all_takes_everything():
     assert {row.op for row in apply_to(model, dry_run=True).rows} == set(DEFAULTS) & {"attention", "add_rmsnorm", *MODELS["llama"][1]}
     assert {row.op for row in apply_to(model, ops="all", dry_run=True).rows} == {"attention", "add_rmsnorm", *MODELS["llama"][1]}
     assert set(DEFAULTS) <= set(OPS)
-    assert all((Path(__file__).parents[2] / "benchmarks" / file).is_file() for file in DEFAULTS.values())
+    assert all((Path(__file__).parents[3] / "benchmarks" / file).is_file() for file in DEFAULTS.values())
 
 
 def test_a_second_call_and_nested_blocks_change_nothing():

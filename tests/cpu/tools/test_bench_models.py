@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 
 import bench_models
 

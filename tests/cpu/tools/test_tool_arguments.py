@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parents[2] / "tools"), str(Path(__file__).parents[2] / "benchmarks")]
+sys.path[:0] = [str(Path(__file__).parents[3] / "tools"), str(Path(__file__).parents[3] / "benchmarks")]
 
 WRONG = [
     ("bench", "--ops nope", "unknown 'nope'; allowed: all, relu"),
@@ -123,7 +123,7 @@ def test_a_wrong_option_is_one_line(tool, asked, said, tmp_path, monkeypatch, ca
         pytest.importorskip("transformers")
     if tool == "lora_training":
         pytest.importorskip("peft")
-    tables = Path(__file__).parents[2] / "schedule_tables"
+    tables = Path(__file__).parents[3] / "schedule_tables"
     _files(tmp_path)
     argv = asked.format(tmp=tmp_path, tables=tables).split()
     monkeypatch.setattr(sys, "argv", [tool, *argv])

@@ -17,7 +17,7 @@ from dtkernels.runtime.select import row_ranking
 from dtkernels.runtime.select.table_loader import forget, op_table
 from dtkernels.runtime.tables.table import Gpu
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 SAME = """
 import json, random, sys, torch, traceback, dtkernels, stand_in_driver

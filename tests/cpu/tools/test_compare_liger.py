@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 
 import compare_liger
 from liger import OPS, losses
@@ -18,7 +18,7 @@ from liger.cases import CASES, SMALL, arguments
 from liger.measure import Figure, table, values
 from liger.substitution import FUNCTIONS, MISSING
 
-TOOLS = Path(__file__).parents[2] / "tools"
+TOOLS = Path(__file__).parents[3] / "tools"
 
 
 @pytest.fixture(autouse=True)

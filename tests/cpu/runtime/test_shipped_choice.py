@@ -11,7 +11,7 @@ from dtkernels.runtime.select.schedule_selection import choose, nearest, target_
 from dtkernels.runtime.select.table_loader import forget, op_table
 from dtkernels.runtime.tables.table import Row, read_gpu, read_rows
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "tools"))
 
 from dtkernels.tuning.records.problems import CallKind, variants_of  # noqa: E402

@@ -10,7 +10,7 @@ import torch
 from untuned_calls import DTYPES, Call, check, operator
 from untuned_programs import PROGRAMS
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 import untuned
 
