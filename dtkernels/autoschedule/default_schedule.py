@@ -1,4 +1,4 @@
-"""Derive the default schedule of any algorithm at any size: fuse what can be fused, tile by what the loops do.
+"""Derive the default schedule of any algorithm at any size: fuse, then choose tiles by the rules and the cost model.
 
 The default schedule is where tuning starts and what runs where nothing was tuned. It depends on the form of the algorithm only.
 """

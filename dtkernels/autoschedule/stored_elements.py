@@ -1,4 +1,4 @@
-"""Compute what is made element for element in the kernel of another Func that reads the same elements, which stores it.
+"""Compute and store an elementwise Func in the kernel of another Func that reads the same elements.
 
 Two gradients that products take, each in a kernel of its own, read the incoming gradient twice; so do a gradient and its column sums::
 

@@ -1,4 +1,4 @@
-"""Find what a function reads beside its arguments: closed-over tensors, which become inputs, and settings, which select the program."""
+"""Find what a function reads besides its arguments: closed-over tensors, which become inputs, and settings, which select the program."""
 
 from __future__ import annotations
 

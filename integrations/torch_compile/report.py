@@ -1,4 +1,4 @@
-"""Count what was replaced in compiled graphs, and why the rest was not."""
+"""Count the replacements in compiled graphs, and the reasons why others were not made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products side by side in one kernel, as ``rdot(A[x, k], W[k, y], k) * rdot(A[x, k], V[k, y], k)``, and sums beside a product.
+"""Schedule sibling products in one kernel, as ``rdot(A[x, k], W[k, y], k) * rdot(A[x, k], V[k, y], k)``, and sums beside a product.
 
 Two products that share an operand are to the matrix units one of twice as many columns. So their tiles are those of one product of
 as many columns as all have together, cut to what each has of them: the accumulators take as many registers, the loop as much room.

@@ -1,4 +1,4 @@
-"""Schedules for the form that the Gluon backend prints: consumers of 64 rows fed by a producer, on compute capability 9.0.
+"""Tile warp-specialized kernels for the Gluon backend: consumers of 64 rows fed by a producer, on compute capability 9.0.
 
 Measured on an H200 for 64, 128 and 256 columns in 16 bits: two consumers, tiles of the intermediate as wide as registers hold
 beside the accumulators, and as many stages as shared memory holds.

@@ -1,4 +1,4 @@
-"""The loop nest: the intermediate form between the schedule and the printed kernel.
+"""Define the loop nest: the intermediate representation between schedule and printed kernel.
 
     Kernel    = grid of block labels, body of statements
     Statement = Index | Loop | Let | Accumulator | Assign | Store | DescriptorStore | Barrier

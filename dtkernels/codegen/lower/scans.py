@@ -1,4 +1,4 @@
-"""Lower scans: at once over a whole extent, or in tiles, with what the last tile left carried into the next.
+"""Lower scans: at once over a whole extent, or tile by tile with a carried value.
 
 The loop over the label is one of the kernel's own, and runs in order. A reversed scan counts the same loop from the end: its label stands for
 ``len(t) - 1 - t`` everywhere in the kernel.

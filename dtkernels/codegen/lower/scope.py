@@ -1,4 +1,4 @@
-"""Scopes of a kernel being lowered: nested loop bodies, the values known in each, and the names in use."""
+"""Track scopes during lowering: nested loop bodies, the values known in each, and the names in use."""
 
 from __future__ import annotations
 

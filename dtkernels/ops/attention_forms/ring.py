@@ -1,4 +1,4 @@
-"""Attention of a sequence that is cut over a group of processes: k and v go round, partial results are merged by logsumexp.
+"""Compute ring attention: a sequence is split over the processes of a group, k and v are sent round, partial results are merged by logsumexp.
 
 Backward has the result and its logsumexp over all keys. So a step's gradients are those of ``attention_part``, and no partial result is computed again.
 """

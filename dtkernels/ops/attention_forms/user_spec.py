@@ -1,4 +1,4 @@
-"""Attention with a score and a mask that the user writes: ``dtkernels.attention_spec``."""
+"""Build attention with a score and a mask that the user writes: ``dtkernels.attention_spec``."""
 
 from __future__ import annotations
 

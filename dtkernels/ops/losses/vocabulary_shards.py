@@ -1,4 +1,4 @@
-"""Merge what the ranks of a process group find for their shards of a vocabulary.
+"""Merge the results of the ranks of a process group, each for its shard of a vocabulary.
 
 A rank has some rows of the last layer's weight. It computes the log-sum-exp of its logits and the logit of the target, if it has it;
 both are numbers for each row of hidden states. One all-gather of them gives every rank the same loss. Backward needs no

@@ -1,4 +1,4 @@
-"""Read what a mask function of transformers lets a query see, as numbers.
+"""Read a mask function of transformers as numbers: the range of keys that each query sees.
 
 A mask function takes index tensors and returns whether a query sees a key. Here it is called with symbols instead, which record
 the comparisons; what they say is then put as a window, flags of keys and numbers of segments:

@@ -1,4 +1,4 @@
-"""Hold a mask as numbers: VisibleKeys says what a query sees, KeyMask is the mask tensor that models pass on.
+"""Represent a mask by numbers: VisibleKeys holds what a query sees, KeyMask is the mask tensor that models pass on.
 
 A mask that is causal, a sliding window, chunks, padding, packed sequences, or a combination is cheaper as numbers than as a matrix of
 Tq x Tk: the kernel skips tiles that no query sees, and reads one flag for each key instead of one for each score.

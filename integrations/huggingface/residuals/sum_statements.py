@@ -1,4 +1,4 @@
-"""Find in the source of a class's forward sums that a norm reads, and write the forward anew with one call for both.
+"""Find residual sums that a norm reads in the source of a class's forward, and rewrite the forward with one call for both.
 
     hidden_states = residual + hidden_states                       hidden_states, residual = add_and_norm(self, "N", residual, hidden_states)
     residual = hidden_states

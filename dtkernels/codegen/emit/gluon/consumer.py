@@ -1,4 +1,4 @@
-"""What one consumer does with its rows of a block, as Gluon text.
+"""Print the code of one consumer for its rows of a block, in Gluon.
 
 Chained products run one step behind: while the matrix units make the fresh products of a tile and the chained
 ones of the tile before, only the former are waited for; the elementwise work on them hides the latter::

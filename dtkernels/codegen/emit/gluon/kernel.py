@@ -1,4 +1,4 @@
-"""Plan -> Gluon text: a kernel that makes descriptors, rings and barriers, and the producer and consumers it starts."""
+"""Print a warp-specialized plan as Gluon text: a kernel that makes descriptors, rings and barriers, and its producer and consumers."""
 
 from __future__ import annotations
 

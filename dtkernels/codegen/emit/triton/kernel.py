@@ -1,4 +1,4 @@
-"""Kernel -> the text of one @triton.jit function, and what its launch must pass."""
+"""Print a Kernel as one @triton.jit function, with the arguments of its launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads and stores as Triton text, by pointers or through tensor descriptors."""
+"""Print loads and stores in Triton, by pointers or through tensor descriptors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a warp-specialized kernel: how a nest is divided between producer and consumer warps for the Gluon backend."""
+"""Define the plan of a warp-specialized kernel: the division of a nest into producer and consumer warps, for the Gluon backend."""
 
 from __future__ import annotations
 

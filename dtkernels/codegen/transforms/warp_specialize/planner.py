@@ -1,4 +1,4 @@
-"""Plan warp specialization: which nests the Gluon backend takes, and how they are divided into producer, consumers and rings of tiles.
+"""Plan warp specialization: choose the nests that the Gluon backend supports and divide them into producer, consumers and rings of tiles.
 
 By ``ping_pong`` two consumers take whole blocks in turn instead. Where the loop has direct products alone and every block as many steps, one
 multiplies while the other computes on its results and stores them; each hands the tiles of the ring to the other when it has read its own.
