@@ -49,7 +49,7 @@ def _recomputes_sum(shape: SchedulingProblem, func: str, root: str, missing: tup
 
 
 def _is_read_in_windows(shape: SchedulingProblem, func: str, root: str) -> bool:
-    """Return whether the kernel of ``root`` reduces windows of ``func``, which would be reduced anew at each place of each window."""
+    """Return whether the kernel of ``root`` reduces windows of ``func``, which would be recomputed at each position of each window."""
     for g in shape.algorithm.needed_by((root,)):
         reduced = set(reduction_labels(shape.algorithm, g))
         places = (i for a in ex.accesses(shape.algorithm[g].expr) if a.tensor == func for i in a.index if not isinstance(i, ex.Label))

@@ -164,7 +164,7 @@ def check_unused_statements(program: Program) -> None:
 
 
 def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple[Kernel, ...]:
-    """Return the kernels of one Func of a prelowered program; ``trace`` is told each pass and its result.
+    """Return the kernels of one Func of a prelowered program; ``trace`` is called with each pass and its result.
 
     Kernels that clear what it adds to come first.
     """
@@ -228,7 +228,7 @@ def _finished(kernels: tuple[Kernel, ...], options: KernelOptions) -> tuple[Kern
 
 @dataclass(frozen=True)
 class Forms:
-    """A kernel as it is printed. The wrapper takes the form with descriptors where the tensors and the GPU allow it."""
+    """The printed forms of a kernel. The wrapper launches the form with descriptors where the tensors and the GPU allow it."""
 
     pointers: Kernel | None  #: None of the kernel of a tail wave, which exists with descriptors alone
     descriptors: Kernel | WarpSpecializedKernel | None = None
@@ -279,7 +279,7 @@ Trace = Callable[[str, tuple[Kernel, ...]], None]
 
 
 def stages(program: Program, target: Target | None = None) -> Iterator[tuple[str, str, Program | tuple[Kernel | WarpSpecializedKernel, ...]]]:
-    """Yield (Func or "", name of the pass, what it leaves), pass by pass, to the kernels as they are printed."""
+    """Yield (Func or "", name of the pass, its result), pass by pass, up to the printed kernels."""
     yield "", "program", program
     for name, run in PROGRAM_PASSES:
         program = run(program)

@@ -45,7 +45,7 @@ class State:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of what a value holds."""
+    """Yield (name, value) of the parts of a value."""
     if isinstance(value, types.MethodType):
         yield "self", value.__self__
         yield "method", value.__func__
@@ -93,7 +93,7 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
 
 
 def state_of(function: Callable, objects: list[tuple[str, Any]]) -> State:
-    """Return what a function reads beside the tensors it is given. ``objects``: arguments that are neither tensors nor plain."""
+    """Return the state that a function reads besides its tensor arguments. ``objects``: arguments that are neither tensors nor plain."""
     state = State()
     for name, value in objects:
         state.add(value, name)

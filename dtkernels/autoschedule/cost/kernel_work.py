@@ -230,7 +230,7 @@ class KernelCount:
         return math.prod(self.step.get(x, 1) for x in own if x != along or self.step.get(x, 1) < WIDE) if vectors else 0.0
 
     def _summed(self) -> float:
-        """Return how many sums a program adds up over its threads, those over warps by what they take more."""
+        """Return how many sums a program reduces over its threads, weighted by the cost of reducing over warps."""
         count = 0.0
         for func, _ in self.plan.members:
             if func.reduced and any(self.step.get(x, 1) > 1 for x in func.reduced):
@@ -309,7 +309,7 @@ class KernelCount:
         return any(x not in self.plan.blocks and self.step.get(x, 1) < self.sizes.get(x, 1) for x in labels)
 
     def _values(self, most: float) -> float:
-        """Return the registers of an element of a tile of ``most`` elements: of what is read, and of sums that loops carry."""
+        """Return the registers for an element of a tile of ``most`` elements: loaded values, and accumulators of loops."""
         plan = self.plan
         wide = {a.read.tensor for a in plan.accesses if 2 * self.elements(self.step, tuple([x for x, _ in a.read.labels])) >= most}
         carried = 0

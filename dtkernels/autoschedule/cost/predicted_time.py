@@ -125,7 +125,7 @@ def _rate(work: Work, c: Rates) -> float:
 
 
 def _requests(work: Work, c: Rates) -> float:
-    """Return the loads of threads, short ones by what they cost."""
+    """Return the number of loads of threads, short ones weighted by their cost."""
     return (0.0 if work.fetched else work.requests) + work.short * c.narrow * (c.ragged if work.merged else 1.0)
 
 

@@ -81,7 +81,7 @@ def _computed(shape: SchedulingProblem, side: ex.Expr) -> bool:
 
 
 def _step_size(shape: SchedulingProblem, dots: list[ex.Dot], members: list[str], inner: set[str], wide: int) -> int:
-    """Return elements of the loop at once: what is as wide as they are takes registers beside the accumulators.
+    """Return the tile of the loop; intermediates of its width take registers besides the accumulators.
 
     That is products of two loaded tiles, other tiles over rows and loop, and what functions of many steps hold meanwhile.
     """

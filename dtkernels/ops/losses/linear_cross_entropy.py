@@ -83,7 +83,7 @@ def _shifted(target: torch.Tensor, ignored: int) -> torch.Tensor:
 
 
 def _sharded_rows(shard: VocabularyShard, target: torch.Tensor, ignored: int, smoothing: float, softcap: float | None, penalty: float) -> torch.Tensor:
-    """Return the loss of each row: the log-sum-exp of those of all ranks less the sum of what they have of the logit that is asked for."""
+    """Return the loss of each row: the log-sum-exp over all ranks minus the target's logit, which one rank holds."""
     if shard.weight.shape[0]:
         own = shard.own_target(target)
         options = {"softcap": softcap, "label_smoothing": smoothing, "classes": shard.classes, "lora": shard.lora}

@@ -80,7 +80,7 @@ class VocabularyShard:
         return (target >= 0) & (target < self.classes)
 
     def nothing(self) -> torch.Tensor:
-        """Return 0 for each row, with gradients of 0: what a rank without classes adds."""
+        """Return 0 for each row, with gradients of 0: the contribution of a rank without classes."""
         dtype = torch.promote_types(torch.promote_types(self.hidden.dtype, self.weight.dtype), torch.float32)  # as the results of other ranks
         rows = self.hidden.sum(-1).to(dtype)
         if self.lora is not None:

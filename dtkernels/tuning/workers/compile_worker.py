@@ -111,7 +111,7 @@ class CpuWorker:
         return found
 
     def _earlier(self, work: TuningProblem, text: str, found: Seeds) -> None:
-        """Add a row's schedule whatever its estimate: it was fast at some size."""
+        """Add a row's schedule regardless of its estimate: it was fast at some size."""
         _, variant = variants_of(work.group)
         try:
             made = cut(variant.algorithm, variant.outputs, text)

@@ -112,7 +112,7 @@ class Reading:
 
 
 def read(function: Callable) -> Reading | None:
-    """Return what a mask function says, or None if it says more than a Reading holds."""
+    """Return the Reading of a mask function, or None if a Reading cannot express it."""
     if function is masking_utils.causal_mask_function:
         return Reading(right=0)
     if torch.compiler.is_compiling() and not _of_transformers(function):

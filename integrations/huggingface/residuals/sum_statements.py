@@ -48,7 +48,7 @@ class _Source:
 
 
 def rewritten(forward: types.FunctionType, joined: frozenset[str] | None = None) -> Found | None:
-    """Return a forward with its sums joined to norms; None if it has none, or its source is not at hand.
+    """Return a forward with its sums joined to norms; None if it has none, or its source is missing.
 
     ``joined``: the children among those that follow a sum that are norms; None for all.
     """

@@ -196,7 +196,7 @@ class Consumer:
     # -- products ---------------------------------------------------------------------------------------------------
 
     def _multiply(self, q: Product, left: str, slot: str, start: str, depth: int) -> None:
-        """Start a product; ``start`` is what it adds to, '' for nothing."""
+        """Start a product that accumulates onto ``start``, '' for nothing."""
         k = self.k
         right = self._view(q.right.name, (*q.axes, q.columns), slot)
         zero = f"gl.full([{k.share()}, {k.length(q.columns)}], 0.0, gl.float32, MMA_{q.columns.name})"

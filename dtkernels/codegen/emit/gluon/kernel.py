@@ -21,7 +21,7 @@ INFIX = "_gluon"
 
 
 def print_gluon(plan: WarpSpecializedKernel, algorithm: Algorithm, operands: Operands) -> KernelText:
-    """Return the Gluon text of a planned kernel: three functions and what a launch must pass."""
+    """Return the Gluon text of a planned kernel: three functions, and the arguments of a launch."""
     return GluonPrinter(plan, algorithm, operands).text()
 
 
@@ -271,7 +271,7 @@ class GluonPrinter(_KernelPrinter):
     # -- what producer and consumers both do --------------------------------------------------------------------------
 
     def grid(self) -> int:
-        """Print the walk over blocks; the depth of what follows."""
+        """Print the loop over blocks; return the indentation depth inside it."""
         lines, depth = grid_lines(self.kernel, self, pairs=True)
         for line in lines:
             self.lines.append(re.sub(r"tl\.range\((.*?)(?:, flatten=True)?\):", r"range(\1):", line))
@@ -297,7 +297,7 @@ class GluonPrinter(_KernelPrinter):
 
 
 class Function:
-    """One printed function and, once known, what it is passed."""
+    """One printed function and, once known, its arguments."""
 
     def __init__(self, name: str, lines: list[str], parameters: tuple[str, ...]):
         self.name, self.lines, self.parameters = name, lines, parameters

@@ -290,7 +290,7 @@ class ExpressionPrinter:
         return self._dot(dot, order, older)
 
     def _operand(self, tile: Tile, other: Tile, kind: OperandType | None, order: tuple[Axis, ...]) -> str:
-        """Return an operand in the product's type: what is loaded in it as it is, anything else rounded to it."""
+        """Return an operand in the product's type: a loaded tile of that type unchanged, anything else rounded to it."""
         other = nest.loaded(other)
         if isinstance(tile, EveryNth):
             whole = tuple(a for a in tile.arg.axes if a != tile.axis) + (tile.axis,)
@@ -327,7 +327,7 @@ class ExpressionPrinter:
         return f"tl.reshape(tl.broadcast_to({text}[{', '.join(':' for _ in axes)}, None], [{many}]), [{whole}])"
 
     def converted(self, name: str, dtype: str) -> str:
-        """Return what a load gave in another dtype; float8 is its bits where the GPU has no such numbers."""
+        """Return a loaded tile converted to another dtype; float8 is given by its bits where the GPU lacks the type."""
         buffer = self.loads[name].buffer
         if (form := self.float8.get(buffer)) is not None:
             return self.from_float8(form, name, dtype)

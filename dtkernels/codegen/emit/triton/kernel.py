@@ -376,7 +376,7 @@ class _KernelPrinter:
         self.before, self.steady = before if loop.when is not None else outside, steady  # what comes after may bear the name of a load in here
 
     def _hoisted_offsets(self, loop: Loop, depth: int) -> None:
-        """Offsets of this loop's loads, as far as they are the same in every step."""
+        """Return the loop-invariant parts of the offsets of this loop's loads."""
         axis = loop.axis
         loads = [s for s in loop.body if is_load(s) and s.value.hoisted_from == axis]
         for s in loads:
@@ -441,7 +441,7 @@ class _KernelPrinter:
         return {a for a in asked if self.starts[a] != "loop"}
 
     def _arithmetic_only(self, loads: dict[str, Load | DescriptorLoad]) -> frozenset[str]:
-        """Loads widened to float32 at once: all but those that a matrix product takes as they are, or converts itself."""
+        """Return the loads to widen to float32 at once: all except operands of matrix products, which take or convert the loaded type."""
         operands, codes = set(), set()
         for s in statements(self.kernel.body):
             for n in s.value.walk() if isinstance(s, Valued) else ():

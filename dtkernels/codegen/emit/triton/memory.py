@@ -26,7 +26,7 @@ class MemoryPrinter:
         self.aligned = self._aligned()
 
     def _aligned(self) -> frozenset[str]:
-        """Buffers of which Triton is told that rows start at multiples of 16 elements.
+        """Return the buffers whose rows are declared to Triton to start at multiples of 16 elements.
 
         Of those with as many dimensions as any in the kernel it sees that in their strides, whatever the number of rows (specialization.py).
         """

@@ -129,7 +129,7 @@ def _check_loops(p: WarpSpecializedKernel) -> None:
 
 
 def _loads(step: LoopStep) -> tuple[list[str], ...]:
-    """Return what a step loads, and the products of loaded tiles."""
+    """Return the loads of a step, and its products of loaded tiles."""
     return (
         [f"{s.name} {s.value}" for s in step.fetches],
         [f"{q.name} {q.left} {q.right}" for q in (*step.fresh, *step.direct)],
@@ -152,7 +152,7 @@ def _conditions(step: LoopStep) -> set[str]:
 
 
 def _unguarded_text(step: LoopStep) -> list[str]:
-    """Return what a step computes as text, without conditions and with named subexpressions inlined."""
+    """Return the text of a step's computation, without conditions and with named subexpressions inlined."""
     named: dict[str, Tile] = {}
 
     def strip(n: Tile) -> Tile:
