@@ -42,7 +42,7 @@ from dtkernels.lang import DTError, parse
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.spec import load_spec
 
-SPECS = Path(__file__).parents[2] / "dtkernels" / "specs"
+SPECS = Path(__file__).parents[3] / "dtkernels" / "specs"
 PAD = "pad_"
 KNOWN = {"and", "or", "not", "true", "false", "inf", "fp32", "fp16", "bf16"}
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 sys.path[:0] = [p for p in (str(ROOT / "tools"), str(ROOT / "benchmarks")) if p not in sys.path]
 
 import random_shapes  # noqa: E402

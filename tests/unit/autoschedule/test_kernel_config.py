@@ -18,7 +18,7 @@ from dtkernels.lang.parser import parse_schedule
 from dtkernels.lang.schedule import PRIMITIVES
 from dtkernels.runtime.tables.table import read_rows
 
-TABLES = sorted((Path(__file__).resolve().parents[2] / "schedule_tables").glob("*/[!g]*.yaml"))
+TABLES = sorted((Path(__file__).resolve().parents[3] / "schedule_tables").glob("*/[!g]*.yaml"))
 EVERY = """t.fuse_at(f, x); t.store(); s.parts_at(f, y); u.accumulate_at(f, k); v.accumulate_at(f, k, ordered); f.block(x:16, y:32); f.tensorize(x:16, y:32, k:0); f.map(x:x1/8, y, x1);
 f.reorder(k, j); f.split(k:3); f.persistent(); f.ping_pong(); f.descriptor(A, B, f); f.stage(A); g.align(); g.chunk(y:64); f.stages(k:3, x:2); f.specialize_warps(k); f.unroll(j:2);
 f.tail(x:8, y:16, k:64); f.stream(k:4);

@@ -19,7 +19,7 @@ from dtkernels.runtime.select.size_buckets import bucket_anchor
 from dtkernels.runtime.tables.table import read_rows
 
 H200 = target("h200")
-TABLES = sorted(p for p in (Path(__file__).parents[2] / "schedule_tables").glob("*/*.yaml") if p.stem != "gpu")
+TABLES = sorted(p for p in (Path(__file__).parents[3] / "schedule_tables").glob("*/*.yaml") if p.stem != "gpu")
 PRODUCT = "Func f; In A, B; Var x, y; RVar k; f[x, y] = sigmoid(rdot(A[x, k], B[k, y], k));"
 ROWS = "Func t, f; In A; Var x; RVar y; t[x] = rsum(exp(A[x, y]), y); f[x, y] = exp(A[x, y]) / t[x];"
 
