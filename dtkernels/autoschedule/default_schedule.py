@@ -26,6 +26,7 @@ from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig, joined
 from .cost.predicted_time import predicted_time
 from .fit_resources import fit_resources
+from .kept_products import keeping_product
 from .memory_limit import limit_beside, pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
@@ -240,6 +241,8 @@ class _Fusion:
         yield self._fused(streaming=True, within=True, apart=True)
         yield from (replace(self, recomputing=again)._fused(streaming=True, within=True, passing=True) for again in (True, False))
         yield self._fused(streaming=True, within=True, storing=True)
+        if kept := keeping_product(self.shape, lambda rest: replace(self, shape=rest)._fused(streaming=True, within=True, passing=True)):
+            yield kept
         yield self._fused(streaming=True, within=True)
         yield self._fused(streaming=True)
         yield self._fused(streaming=False)

@@ -19,16 +19,23 @@ from dataclasses import replace
 from ...cost.kernel_config import KernelConfig
 from ...problem import SchedulingProblem
 from ..gemm import product_configs
-from ..gemm_row_reduction import swept_row
+from ..gemm_row_reduction import gemm_row_reduction_tiles, swept_row
 
 
-def blocked_sum_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
-    """Yield schedules of a kernel that reduces rows too long to hold, each program one tile of the product."""
-    found = swept_row(shape, root, members)
-    if found is None:
+def swept_configs(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
+    """Yield the choices for a kernel that reduces rows of a product: sweeps, then blocks of both sides; these alone where the product is stored too."""
+    usual = gemm_row_reduction_tiles(shape, root, members)
+    if usual is None:
         return
-    main, row = found
+    found = swept_row(shape, root, members)
+    written = next((m for m in members if found and m in shape.outputs and shape.algorithm[m].labels == shape.algorithm[found[0]].labels), "")
+    blocked = list(_blocked(shape, root, members, *found, written)) if found else []
+    yield from blocked if written and blocked else (usual, *blocked)
+
+
+def _blocked(shape: SchedulingProblem, root: str, members: list[str], main: str, row: str, written: str) -> Iterator[KernelConfig]:
+    """Yield schedules in which each program makes one tile of the product ``main``, and stores it as ``written``."""
     below = [m for m in members if m in shape.algorithm.needed_by((main,))]
-    for config in product_configs(shape, main, below, stored=False):
+    for config in product_configs(shape, main, below, written):
         if row in dict(config.blocks) and not (config.split or config.tail or config.stream):
             yield replace(config, func=root)
