@@ -26,7 +26,7 @@ from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig, joined
 from .cost.predicted_time import predicted_time
 from .fit_resources import fit_resources
-from .kept_products import keeping_product
+from .kept_products import KeptProduct, beside, kept_product, summed_product
 from .memory_limit import limit_beside, pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
@@ -44,7 +44,7 @@ from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
-from .stored_elements import feeds_another_output, products_of_outputs, stored_elements, with_stored_outputs
+from .stored_elements import feeds_another_output, is_compared_for_equality, products_of_outputs, stored_elements, with_stored_outputs
 from .stored_operands import computed_operand_slowdown, stored_operands
 
 STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
@@ -230,6 +230,8 @@ class _Fusion:
             yield self._fused(streaming=False)
             yield ()
             return
+        if kept := kept_product(self.shape):
+            yield self._beside(kept)
         first = self._fused(streaming=True, within=True, passing=True)
         for streaming in (True, False) if len(self.outputs) > 1 else ():
             fused = self._fused(streaming, within=True, passing=True, rows=True)
@@ -241,14 +243,17 @@ class _Fusion:
         yield self._fused(streaming=True, within=True, apart=True)
         yield from (replace(self, recomputing=again)._fused(streaming=True, within=True, passing=True) for again in (True, False))
         yield self._fused(streaming=True, within=True, storing=True)
-        if kept := keeping_product(self.shape, lambda rest: replace(self, shape=rest)._fused(streaming=True, within=True, passing=True)):
-            yield kept
         yield self._fused(streaming=True, within=True)
+        if not kept and (summed := summed_product(self.shape)) and not all(self.algorithm[o].labels for o in self.outputs):
+            yield self._beside(summed)
         yield self._fused(streaming=True)
         yield self._fused(streaming=False)
         if any(feeds_row_reduction(self.shape, f) for f in self.algorithm.funcs if f not in self.outputs):
             yield self._fused(streaming=True, within=True, stored=True)
         yield ()
+
+    def _beside(self, product: KeptProduct) -> tuple[Primitive, ...]:  # one kernel makes the product and reduces its rows
+        return beside(self.shape, product, lambda rest: replace(self, shape=rest)._fused(streaming=True, within=True, passing=True))
 
     def tiles(self, root: str, fused: tuple[Primitive, ...]) -> KernelConfig:
         """Return the choices for one kernel."""
@@ -350,7 +355,7 @@ class _Fusion:
             if d.name in used and (len(roots) != 1 or d.name in roots or not in_rows(self.shape, d.name, *roots)):
                 continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
-            again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not self._is_compared_for_equality(d.name)
+            again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not is_compared_for_equality(self.algorithm, d.name)
             apart_by_way = d.name in self.stored or stored and feeds_row_reduction(self.shape, d.name)
             again = again and not apart_by_way and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
             place = self._fusion_point(d.name, first, streaming) if again else None
@@ -404,7 +409,7 @@ class _Fusion:
         The two then overlap and take no longer than the reads and writes. Blocks of rows alone must keep the GPU busy.
         """
         order = [f for f in self.algorithm.needed_by(self.outputs) if f in roots]
-        if len(order) < 2 or not self.shape.holds_chain(func, order[0]) or self._is_compared_for_equality(func):
+        if len(order) < 2 or not self.shape.holds_chain(func, order[0]) or is_compared_for_equality(self.algorithm, func):
             return None
         carried = [label for label in reduction_labels(self.algorithm, order[0]) if label in self.algorithm[func].labels]
         shared = [label for label in self.algorithm[order[0]].labels if label in self.algorithm[func].labels]
@@ -486,16 +491,6 @@ class _Fusion:
         """Return whether both reduce over the same labels and have the same labels."""
         labels = [reduction_labels(self.algorithm, f) for f in (func, other)]
         return labels[0] == labels[1] != () and self.algorithm[func].labels == self.algorithm[other].labels
-
-    def _is_compared_for_equality(self, func: str) -> bool:
-        """Return whether an element of ``func`` that contains sums is compared for equality: other tiles may add up to another value."""
-        parts = [n for f in self.algorithm.needed_by((func,)) for n in self.algorithm[f].expr.walk()]
-        if not any(isinstance(n, ex.Dot) or isinstance(n, ex.Reduce) and n.kind == "sum" for n in parts):
-            return False
-        nodes = [n for d in self.algorithm.definitions for n in d.expr.walk()]
-        tests = [n.children() for n in nodes if isinstance(n, ex.Binary) and n.op in ("==", "!=")]
-        tensors = [[side.tensor for side in sides if isinstance(side, ex.Access)] for sides in tests]
-        return any(func in named for named, sides in zip(tensors, tests) if len(named) == len(sides))
 
     def _is_recomputed(self, func: str) -> bool:
         """Return whether several kernels each compute ``func``: it is cheap, or larger than its inputs."""

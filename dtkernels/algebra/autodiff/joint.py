@@ -75,24 +75,7 @@ def _joined(g: Gradient, kept: dict[str, str], units: dict[str, str], taken: set
         extents=tuple(dict.fromkeys((*a.extents, *(e for e in b.extents if e[1] in (*a.inputs, ""))))),
         formulas=tuple(dict.fromkeys((*a.formulas, *b.formulas))),
     )
-    return drop_unused(with_plain_vars(whole.with_definitions((*_with_picked_elements(_reading_saved(g), {*kept}, taken), *held, *later))))
-
-
-def _reading_saved(g: Gradient) -> Algorithm:
-    """Return forward with what backward reads of it computed once: its results read that too.
-
-    Before: ``loss[] = rsum(log(s[x]), x); s_log[x] = cast(log(s[x]), fp32);``  After: ``s_log[x] = cast(log(s[x]), fp32); loss[] = rsum(s_log[x], x);``
-    """
-    saved = {f: d.expr.arg for f in g.forward_outputs[1:] if f not in g.products and isinstance((d := g.forward[f]).expr, ex.Cast)}
-    values = {value: ex.Access(f, tuple(map(ex.Label, g.forward[f].labels))) for f, value in saved.items() if any(ex.accesses(value))}
-    later, found = dict(saved), []
-    for d in (d for d in g.forward.definitions if d.name not in saved):
-        found.append(replace(d, expr=d.expr.transform(lambda n: values.get(n, n))))
-        done = {x.name for x in found}
-        for f in [f for f, value in later.items() if all(a.tensor in done or a.tensor not in g.forward for a in ex.accesses(value))]:
-            found.append(g.forward[f])
-            del later[f]
-    return g.forward.with_definitions((*found, *(g.forward[f] for f in later)))
+    return drop_unused(with_plain_vars(whole.with_definitions((*_with_picked_elements(a, {*kept}, taken), *held, *later))))
 
 
 def _with_picked_elements(forward: Algorithm, products: set[str], taken: set[str]) -> tuple[Definition, ...]:
