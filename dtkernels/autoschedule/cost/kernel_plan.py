@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .kernel_config import KernelConfig, read_schedule
 from .kernel_work import KernelCount, Work
-from .outline import FuncOutline, Known, Product, Read
+from .outline import FuncOutline, Known, Product, Read, paired_terms
 
 if TYPE_CHECKING:
     from ...codegen.target import Target
@@ -202,11 +202,3 @@ def plans(schedule: str, known: Known) -> tuple[KernelPlan, ...]:
 
 
 _plan = lru_cache(maxsize=4096)(KernelPlan)  # schedules share kernels
-
-
-def paired_terms(func: FuncOutline) -> tuple[str, ...]:
-    """Return the labels that ``func`` sums over if two tensors each lack a label of the result that the other has, as in distances of all pairs of rows."""
-    sides = [{x for x, _ in r.labels} for r in func.reads]
-    sides = [{*func.labels} & side for side in sides if side & {*func.reduced}]
-    pairs = any(a - b and b - a for i, a in enumerate(sides) for b in sides[:i])
-    return func.reduced if pairs and not func.products else ()
