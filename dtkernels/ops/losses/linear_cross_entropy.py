@@ -62,8 +62,7 @@ def linear_cross_entropy(
     given = last_layer(name, hidden, weight, target, bias, softcap, lora)
     check_reduction(name, reduction)
     check_range(name, "label_smoothing", label_smoothing, 0, 1)
-    if shift:
-        target = _shifted(target, ignore_index)
+    target = _shifted(target, ignore_index) if shift else target
     check_targets(name, target, all_classes(shard, weight), ignore_index)
     if shard is not None:
         rows = _sharded_rows(shard, target, ignore_index, label_smoothing, softcap, z_loss)
