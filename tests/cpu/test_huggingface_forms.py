@@ -142,7 +142,7 @@ def test_modules_that_compute_nearly_the_same_are_left_alone(module):
 
 
 def test_calls_that_the_op_does_not_take_go_the_own_way_and_are_counted():
-    gated = transformers.models.mamba2.modeling_mamba2.MambaRMSNormGated(16, 8)
+    gated = transformers.models.zamba2.modeling_zamba2.Zamba2RMSNormGated(16, 8)
     x, gate = torch.randn(2, 3, 16), torch.randn(2, 3, 16)
     squared = _Squared(1.0)
     expected = gated(x, gate), gated(x), gated(x.double(), gate.double()), squared(x.double())

@@ -86,10 +86,15 @@ def _one_token(args: tuple, kwargs: dict[str, Any]) -> bool:
 
 def _why_not(model: nn.Module, device: torch.device | None, cache: Any) -> str | None:
     """Return why a step takes the model's own path; what depends on the model alone, graphs keep."""
+    if torch.is_grad_enabled() and device is not None and recorder_for(device) is not None:
+        return "gradients are on"
+    return _why_no_step(model, device) or why_not_static(cache)
+
+
+def _why_no_step(model: nn.Module, device: torch.device | None) -> str | None:
+    """Return why no step can be a graph where it is called, whatever its cache; generate switches gradients off by itself."""
     if device is None or recorder_for(device) is None:
         return _no_graphs(device)
-    if torch.is_grad_enabled():
-        return "gradients are on"
     if model.training:
         return "training mode"
     if in_autocast(device.type):
@@ -98,7 +103,7 @@ def _why_not(model: nn.Module, device: torch.device | None, cache: Any) -> str |
         return reason
     if torch._C._len_torch_dispatch_stack() or device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return "another graph, or a torch dispatch mode, records the step"
-    return why_not_static(cache)
+    return None
 
 
 def _no_graphs(device: torch.device | None) -> str:
@@ -106,12 +111,12 @@ def _no_graphs(device: torch.device | None) -> str:
 
 
 def graph_generate(record: GraphRecord, graphs: DecodeGraphs, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Generate as ``model`` does, with a static cache and without torch.compile where the caller asks for neither."""
+    """Generate as ``model`` does, with a static cache and without torch.compile where the caller asks for neither.
+
+    Where no step can be a graph the cache stays what it is: under autocast, static caches of transformers 5.17 refuse keys and values of two dtypes.
+    """
     original = partial(type(model).generate, model)
-    device = device_of(model)
-    if device is None or recorder_for(device) is None or model.training:
-        return original(*args, **kwargs)
-    more = _static(model, args, kwargs)
+    more = {} if _why_no_step(model, device_of(model)) is not None else _static(model, args, kwargs)
     if not more:
         return original(*args, **kwargs)
     had = vars(model).get(_PREVIOUS)
