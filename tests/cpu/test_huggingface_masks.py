@@ -181,6 +181,24 @@ def test_it_goes_through_both_kinds_of_checkpoints():
     assert seen == [True] * 4 and mask.matrix is None
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("name", "says"), [("llama", False), ("bert", True)])
+def test_what_eager_attention_computed_does_not_depend_on_is_causal(name, says, compiled):
+    """As in PaliGemma, whose modules say that they are not causal, for masks that may be."""
+    model = MODELS[name]().eval()
+    model.set_attn_implementation("eager")
+    for module in model.modules():
+        if hasattr(module, "is_causal"):
+            module.is_causal = says
+    expected = model(IDS)[0], model(IDS, output_attentions=True).attentions[0]
+    with patched(model, ops=["attention"]) as report:
+        torch._dynamo.reset()
+        run = torch.compile(model, backend="eager") if compiled else model
+        torch.testing.assert_close(run(IDS)[0], expected[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model(IDS, output_attentions=True).attentions[0], expected[1])
+    assert compiled or report.calls["attention"] == 4 and report.fallbacks == {"output_attentions": 2} and not report.matrices
+
+
 @pytest.mark.parametrize(("name", "given", "dynamic"), [("mistral", {}, True), ("opt", PADDED, False)], ids=["mistral", "opt"])
 def test_no_node_of_a_compiled_training_step_is_a_matrix(name, given, dynamic):
     """One graph, forward and backward, at any length."""
