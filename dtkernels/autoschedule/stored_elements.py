@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..lang import expr as ex
+from ..lang.algorithm import Algorithm
 from ..lang.schedule import Bare, FuseAt, Primitive
 from ..lang.schedule_checks import reduction_labels
 from .problem import SchedulingProblem
@@ -53,6 +54,17 @@ def products_of_outputs(shape: SchedulingProblem) -> set[str]:
 def feeds_another_output(shape: SchedulingProblem, output: str) -> bool:
     """Return whether another output is a product of this one."""
     return any(isinstance(s, ex.Access) and s.tensor == output for o in shape.outputs for dot in shape.dots(o) for s in (dot.left, dot.right))
+
+
+def is_compared_for_equality(algorithm: Algorithm, func: str) -> bool:
+    """Return whether an element of ``func`` that contains sums is compared for equality: other tiles may add up to another value."""
+    parts = [n for f in algorithm.needed_by((func,)) for n in algorithm[f].expr.walk()]
+    if not any(isinstance(n, ex.Dot) or isinstance(n, ex.Reduce) and n.kind == "sum" for n in parts):
+        return False
+    nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
+    tests = [n.children() for n in nodes if isinstance(n, ex.Binary) and n.op in ("==", "!=")]
+    tensors = [[side.tensor for side in sides if isinstance(side, ex.Access)] for sides in tests]
+    return any(func in named for named, sides in zip(tensors, tests) if len(named) == len(sides))
 
 
 def _is_elementwise(shape: SchedulingProblem, members: list[str]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ..algebra.operand_types import OperandTypes, rows_of
 from ..lang import expr as ex
 from ..lang.algorithm import operand_names
-from .memory_limit import memory_limit
+from .memory_limit import SHORTEST, memory_limit
 from .problem import WHOLE_SIDE, SchedulingProblem
 
 IN_LOOP = 1.8  #: the time of such loops relative to what is predicted, where those that are stored take theirs: 1.4 to 5 times on an H100
@@ -76,6 +76,6 @@ def _longest(shape: SchedulingProblem, dot: ex.Dot, side: ex.Expr) -> int:
 
 
 def _has_room(shape: SchedulingProblem, operand: ex.Expr) -> bool:
-    """Return whether the stored operand is within the memory limit."""
-    limit = memory_limit()
-    return not limit or shape.itemsize * math.prod(shape.sizes[label] for label in ex.free_labels(operand)) <= limit
+    """Return whether the stored operand, or a piece of it that products fill the GPU with, is within the memory limit."""
+    limit, sizes = memory_limit(), sorted(shape.sizes[label] for label in ex.free_labels(operand))
+    return not limit or shape.itemsize * math.prod((*sizes[:-1], min(sizes[-1], SHORTEST))) <= limit

@@ -8,6 +8,7 @@ from ..op_decorator import op
 from ..reductions import check_range, check_reduction
 from .last_layer import check_targets, last_layer
 from .linear_logsumexp import linear_logsumexp
+from .summed_rows import sum_of_rows
 from .vocabulary_shards import VocabularyShard, all_classes, vocabulary_shard
 
 if TYPE_CHECKING:
@@ -71,7 +72,10 @@ def linear_cross_entropy(
     else:
         given |= {"smoothed": True, "smoothing": float(label_smoothing)} if label_smoothing else {}
         given |= {"squared": True, "penalty": float(z_loss)} if z_loss else {}
-        rows = linear_cross_entropy.operator()(H=hidden.reshape(-1, hidden.shape[-1]), W=weight, t=target.reshape(-1), ignored=ignore_index, **given)
+        given |= {"H": hidden.reshape(-1, hidden.shape[-1]), "W": weight, "t": target.reshape(-1), "ignored": ignore_index}
+        if reduction != "none" and not (label_smoothing or lora) and (total := sum_of_rows(name, given)) is not None:
+            return total if reduction == "sum" else total / (target != ignore_index).sum()
+        rows = linear_cross_entropy.operator()(**given)
     result = rows.reshape(target.shape) if reduction == "none" else rows.sum() if reduction == "sum" else rows.sum() / (target != ignore_index).sum()
     return result if shard is None else shard.result(result)
 
