@@ -1,4 +1,4 @@
-"""Reduce an algorithm to what the cost model needs of it: which labels each Func has, reads, multiplies and adds over.
+"""Reduce an algorithm to the facts that the cost model uses: the labels that each Func has, reads, multiplies and sums over.
 
 An outline is small enough to be stored beside an op's signature, so that a first call need not parse the algorithm.
 """
@@ -82,6 +82,14 @@ class Outline(NamedTuple):
         """Return the outline that stands for an unknown algorithm: it reads and writes one tensor with all labels."""
         read = Read("", tuple([(x, 1) for x in labels]), labels[-1:])
         return Outline((FuncOutline("", labels, (), (read,), (), 1, 4, ()),), ())
+
+
+def paired_terms(func: FuncOutline) -> tuple[str, ...]:
+    """Return the labels that ``func`` sums over if two tensors each lack a label of the result that the other has, as in distances of all pairs of rows."""
+    sides = [{x for x, _ in r.labels} for r in func.reads]
+    sides = [{*func.labels} & side for side in sides if side & {*func.reduced}]
+    pairs = any(a - b and b - a for i, a in enumerate(sides) for b in sides[:i])
+    return func.reduced if pairs and not func.products else ()
 
 
 class Known:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..op_decorator import op
-from ..reductions import check_range, check_reduction
+from ..reductions import check_range, check_reduction, reduced
 from .last_layer import check_targets, last_layer
 from .linear_logsumexp import linear_logsumexp
 from .summed_rows import sum_of_rows
@@ -42,14 +42,12 @@ def linear_cross_entropy(
     - shift: row i is held against target i + 1 along the last dimension of target; the last row of each sequence is ignored.
     - lora: a pair (..., R) and (V, R), such as scale * hidden A^T and B, whose product is added to the logits before the softcap. With a weight
       that requires no gradient, its gradient is not computed (Hu et al., LoRA, 2021).
-    - group: each rank of the process group has rows of the weight (and of bias and lora[1]), in the order of ranks, as many as it likes; hidden
-      and target are the same on all ranks, and so is the result. The gradient of hidden is summed over the ranks, in its dtype, that of weight is
-      the rank's own. A weight that is a DTensor in shards along dimension 0 of a mesh of one dimension needs no group; hidden may be a DTensor,
-      and the result is one then.
+    - group: each rank of the process group has its own rows of the weight (and of bias and lora[1]), in the order of ranks, and their gradient.
+      hidden, target and the result are the same on all ranks; the gradient of hidden is summed over them, in its dtype. A weight that is a
+      DTensor in shards along dimension 0 of a one-dimensional mesh needs no group. If hidden is a DTensor, so is the result.
 
-    The result is float32. Logits and their gradient are formed in pieces, in the promoted dtype of hidden and weight; the gradient of the
-    weight is added up in float32. Differentiable in hidden, weight and bias, each only where it requires a gradient. Where no kernel runs,
-    the reference holds all logits.
+    The result is float32. Logits and their gradient are formed in pieces, in the promoted dtype of hidden and weight; the gradient of weight is
+    accumulated in float32. Differentiable in hidden, weight and bias. Where no kernel runs, the reference holds all logits.
 
     A target out of range gives inf, or raises IndexError under DTKERNELS_CHECK=1. Raises ValueError where shapes disagree or an option is
     out of range, and TypeError where an argument is not a tensor or target holds no integers.
@@ -64,8 +62,7 @@ def linear_cross_entropy(
     given = last_layer(name, hidden, weight, target, bias, softcap, lora)
     check_reduction(name, reduction)
     check_range(name, "label_smoothing", label_smoothing, 0, 1)
-    if shift:
-        target = _shifted(target, ignore_index)
+    target = _shifted(target, ignore_index) if shift else target
     check_targets(name, target, all_classes(shard, weight), ignore_index)
     if shard is not None:
         rows = _sharded_rows(shard, target, ignore_index, label_smoothing, softcap, z_loss)
@@ -73,10 +70,9 @@ def linear_cross_entropy(
         given |= {"smoothed": True, "smoothing": float(label_smoothing)} if label_smoothing else {}
         given |= {"squared": True, "penalty": float(z_loss)} if z_loss else {}
         given |= {"H": hidden.reshape(-1, hidden.shape[-1]), "W": weight, "t": target.reshape(-1), "ignored": ignore_index}
-        if reduction != "none" and not (label_smoothing or lora) and (total := sum_of_rows(name, given)) is not None:
-            return total if reduction == "sum" else total / (target != ignore_index).sum()
-        rows = linear_cross_entropy.operator()(**given)
-    result = rows.reshape(target.shape) if reduction == "none" else rows.sum() if reduction == "sum" else rows.sum() / (target != ignore_index).sum()
+        total = None if reduction == "none" or label_smoothing or lora else sum_of_rows(name, given)
+        rows = linear_cross_entropy.operator()(**given) if total is None else total
+    result = rows.reshape(target.shape) if reduction == "none" else reduced(rows, reduction, target, ignore_index)
     return result if shard is None else shard.result(result)
 
 
@@ -87,7 +83,7 @@ def _shifted(target: torch.Tensor, ignored: int) -> torch.Tensor:
 
 
 def _sharded_rows(shard: VocabularyShard, target: torch.Tensor, ignored: int, smoothing: float, softcap: float | None, penalty: float) -> torch.Tensor:
-    """Return the loss of each row: the log-sum-exp of those of all ranks less the sum of what they have of the logit that is asked for."""
+    """Return the loss of each row: the log-sum-exp over all ranks minus the target's logit, which one rank holds."""
     if shard.weight.shape[0]:
         own = shard.own_target(target)
         options = {"softcap": softcap, "label_smoothing": smoothing, "classes": shard.classes, "lora": shard.lora}
