@@ -57,6 +57,13 @@ MODELS = {
     "opt": lambda: transformers.OPTForCausalLM(transformers.OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=32, dropout=0.0)),
     "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)),
 }
+
+
+def training(name: str):
+    """A model in training. OPT stays in eval mode: in training some versions of transformers drop layers by a random tensor, which no single graph holds."""
+    return MODELS[name]().train(name != "opt")
+
+
 IDS = torch.randint(3, 97, (2, 9), generator=torch.Generator().manual_seed(2))
 PADDED = {"attention_mask": torch.ones(2, 9, dtype=torch.long).index_fill_(1, torch.tensor([8]), 0)}
 

@@ -136,7 +136,7 @@ _NONE = {
     "attention": "no attention that transformers' interface reaches",
     "gated MLP": "no module computes down(act(gate(x)) * up(x)) between linear layers",
     "rope": "no module calls a rotary function",
-    "loss": "its loss_function is not the cross entropy of the next token",
+    "loss": "its loss is no cross entropy of tokens by loss_function or CrossEntropyLoss",
 }
 
 

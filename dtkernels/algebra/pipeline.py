@@ -31,6 +31,7 @@ from .rules.constant_folding import bind_parameters, drop_unused, fold_constants
 from .rules.data_index.data_bounds import bound_picked_sums
 from .rules.data_index.grouped_products import group_products
 from .rules.exponentials.max_subtraction import move_masks_into_exponentials, subtract_maxima
+from .rules.exponentials.row_values import extract_row_values
 from .rules.exponentials.shift_degree import Degree, degree
 from .rules.exponentials.sum_exp_addends import extract_sum_exp_addends
 from .rules.factor_hoisting import hoist_invariant_factors
@@ -88,6 +89,7 @@ RULES = (
 LOWERING_RULES = (
     Rule("group_products", lambda a, c: group_products(a), "rewrite products with slices that data picks as sums over the slices", unscheduled_only=True),
     Rule("bound_picked_sums", lambda a, c: bound_picked_sums(a), "bound sums over the elements that data picks by the first and the last of them", unscheduled_only=True),
+    Rule("extract_row_values", lambda a, c: extract_row_values(a), "name values of rows that another sum adds up", unscheduled_only=True),
     Rule("subtract_maxima", lambda a, c: subtract_maxima(a, c.outputs), "subtract the maximum from arguments of exp where it cancels"),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
     Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),

@@ -77,7 +77,7 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
         swiglu, geglu   silu(gate(x)) * up(x), gelu(gate(x)) * up(x), in MLPs that compute it between linear layers
         rope        q and k rotated by cos and sin, in attention modules that call a function for it: halves or neighbours, all or some elements
         experts     sums of w * down(act(up(x))) over each token's experts, whose weights lie in one tensor; on request only
-        cross_entropy   of the next token, where a Hugging Face model's loss_function computes that
+        cross_entropy   of tokens, by a Hugging Face model's loss_function, or where its forward makes a CrossEntropyLoss over its vocabulary
         linear_cross_entropy   the same without making logits in training, unless something reads outputs.logits; by name only, not by "all"
 
     Under torch.compile those from rmsnorm on, but for experts, are left to Inductor, which fuses the module's own code.

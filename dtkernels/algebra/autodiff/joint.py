@@ -75,30 +75,7 @@ def _joined(g: Gradient, kept: dict[str, str], units: dict[str, str], taken: set
         extents=tuple(dict.fromkeys((*a.extents, *(e for e in b.extents if e[1] in (*a.inputs, ""))))),
         formulas=tuple(dict.fromkeys((*a.formulas, *b.formulas))),
     )
-    return drop_unused(with_plain_vars(whole.with_definitions((*_with_picked_elements(a, {*kept}, taken), *held, *later))))
-
-
-def _with_picked_elements(forward: Algorithm, products: set[str], taken: set[str]) -> tuple[Definition, ...]:
-    """Give the elements of ``products`` that data picks a Func: sums of them then need not make the products.
-
-    Before: ``loss[] = rsum(s[x] - z[x, t[x]], x);``  After: ``z_picked[x] = z[x, t[x]]; loss[] = rsum(s[x] - z_picked[x], x);``
-    """
-    found: list[Definition] = []
-    for d in forward.definitions:
-        made: dict[ex.Access, ex.Access] = {}
-
-        def change(node: ex.Expr, made: dict = made) -> ex.Expr:
-            if not (isinstance(node, ex.Access) and node.tensor in products and any(any(ex.accesses(i)) for i in node.index)):
-                return node
-            if node not in made:
-                labels = tuple(x for x in forward.labels if x in ex.free_labels(node))
-                name = fresh_name(f"{node.tensor}_picked", taken)
-                found.append(Definition(name, labels, node))
-                made[node] = ex.Access(name, tuple(map(ex.Label, labels)))
-            return made[node]
-
-        found.append(replace(d, expr=d.expr.transform(change)) if not isinstance(d.expr, ex.Access) else d)
-    return tuple(found)
+    return drop_unused(with_plain_vars(whole.with_definitions((*a.definitions, *held, *later))))
 
 
 def _scaled(g: Gradient, units: dict[str, str], adjoint: str) -> Algorithm:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dtkernels import ops
 
@@ -61,10 +63,38 @@ def packed_attention(
     return result[:, :, 0][None], None
 
 
-def register() -> None:
-    """Register the name with transformers; no masks are made for it."""
-    AttentionInterface.register(PACKED_NAME, packed_attention)
-    AttentionMaskInterface.register(PACKED_NAME, _no_mask)
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cache: Any = None,
+    read_index: list[torch.Tensor] | None = None,
+    write_index: list[torch.Tensor] | None = None,
+    cu_seq_lens_k: torch.Tensor | dict[str, torch.Tensor] | None = None,
+    **others,
+) -> tuple[torch.Tensor, None]:
+    """Compute the same for releases of transformers that have "paged|" names: there attention itself appends keys and values to the cache.
+
+    key and value [1, Hkv, tokens, D] are those of the step's own tokens; cu_seq_lens_k may be one for each kind of layers.
+    """
+    if cache is not None:
+        found = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, read_index=read_index, write_index=write_index)
+        key, value = (t.transpose(0, 1)[None] for t in found)
+    if isinstance(cu_seq_lens_k, dict):
+        cu_seq_lens_k = cu_seq_lens_k["sliding_attention" if others.get("sliding_window") else "full_attention"]
+    return packed_attention(module, query, key, value, attention_mask, cu_seq_lens_k=cu_seq_lens_k, **others)
+
+
+def register() -> str:
+    """Register the implementation with transformers, with no masks; return the name that this release wants in a config."""
+    older = "paged|sdpa" in ALL_ATTENTION_FUNCTIONS
+    name = f"paged|{PACKED_NAME}" if older else PACKED_NAME
+    AttentionInterface.register(name, paged_attention if older else packed_attention)
+    AttentionMaskInterface.register(name, _no_mask)
+    return name
 
 
 def _no_mask(*args, attention_mask: torch.Tensor | None = None, **kwargs) -> torch.Tensor | None:
@@ -82,9 +112,8 @@ def continuous_batching(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"continuous_batching takes a model of transformers; found {type(model).__name__}")
-    register()
-    before = model.config._attn_implementation
-    model.config._attn_implementation = PACKED_NAME  # set_attn_implementation would look for a package of that name
+    name, before = register(), model.config._attn_implementation
+    model.config._attn_implementation = name  # set_attn_implementation would look for a package of that name
     try:
         yield model
     finally:

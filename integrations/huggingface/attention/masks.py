@@ -44,9 +44,16 @@ def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
         return mask
     if config is not None and knows_sdpa_by_name(type(config)):
         kwargs["allow_is_causal_skip"] = False  # Gemma 4 checks for the name "sdpa" if there is no mask to slice
+    if _was_eager(config):  # eager attention reads masks alone: what a module's is_causal says may differ
+        kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     if args or without_kernels(torch.device(kwargs.get("device", "cpu")).type) is not None:
         return sdpa_mask(*args, **kwargs)
     return _in_numbers(**kwargs)
+
+
+@torch.compiler.assume_constant_result
+def _was_eager(config: object) -> bool:
+    return config is not None and implementation_before(config) == "eager"
 
 
 def _in_numbers(**kwargs: Any) -> torch.Tensor | None:

@@ -6,7 +6,6 @@ The model's forward replays a graph for a step of one token with a static cache.
 from __future__ import annotations
 
 import copy
-import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from ..layers.loss import written_loss_forward
 from ..patching.call_stats import CallRecord
-from ..patching.forward_patching import in_autocast, replace_forward, taken, transformed
+from ..patching.forward_patching import InPlaceOf, in_autocast, replace_forward, slot_of, taken, transformed
 from ..patching.report import SKIPPED, PatchReport
 from .decode_graphs import WARMING, DecodeGraphs
 from .model_state import device_of
@@ -38,6 +38,7 @@ class GraphRecord(CallRecord):
     """
 
     warm_ups: int = 0
+    before: Callable | None = None  #: the model's forward with a patched loss, which other calls take
 
     def count(self, fallback: str | None, x: torch.Tensor | None = None) -> None:
         """Count one step; ``fallback`` is the reason why no graph computed it, or WARMING."""
@@ -52,18 +53,13 @@ class GraphRecord(CallRecord):
         return {"graph": self.calls - self.warm_ups - own, "warm-up": self.warm_ups, "own path": own}
 
 
-class _InPlaceOf(partial):
-    """A partial with the signature of the method that it replaces: `generate` looks up what a forward takes."""
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        signature = inspect.signature(getattr(type(self.args[2]), self.func.__name__.removeprefix("graph_")))
-        return signature.replace(parameters=list(signature.parameters.values())[1:])
+class _Generate(InPlaceOf):
+    method = "generate"
 
 
 def graph_forward(record: GraphRecord, graphs: DecodeGraphs, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Compute the forward of ``model``; a step of one token replays a graph where that is possible."""
-    forward = partial(type(model).forward, model)
+    forward = record.before or partial(type(model).forward, model)
     if torch.compiler.is_compiling():
         return forward(*args, **kwargs)
     cache = cache_in(kwargs)
@@ -86,10 +82,15 @@ def _one_token(args: tuple, kwargs: dict[str, Any]) -> bool:
 
 def _why_not(model: nn.Module, device: torch.device | None, cache: Any) -> str | None:
     """Return why a step takes the model's own path; what depends on the model alone, graphs keep."""
+    if torch.is_grad_enabled() and device is not None and recorder_for(device) is not None:
+        return "gradients are on"
+    return _why_no_step(model, device) or why_not_static(cache)
+
+
+def _why_no_step(model: nn.Module, device: torch.device | None) -> str | None:
+    """Return why no step can be a graph where it is called, whatever its cache; generate switches gradients off by itself."""
     if device is None or recorder_for(device) is None:
         return _no_graphs(device)
-    if torch.is_grad_enabled():
-        return "gradients are on"
     if model.training:
         return "training mode"
     if in_autocast(device.type):
@@ -98,7 +99,7 @@ def _why_not(model: nn.Module, device: torch.device | None, cache: Any) -> str |
         return reason
     if torch._C._len_torch_dispatch_stack() or device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return "another graph, or a torch dispatch mode, records the step"
-    return why_not_static(cache)
+    return None
 
 
 def _no_graphs(device: torch.device | None) -> str:
@@ -106,12 +107,12 @@ def _no_graphs(device: torch.device | None) -> str:
 
 
 def graph_generate(record: GraphRecord, graphs: DecodeGraphs, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Generate as ``model`` does, with a static cache and without torch.compile where the caller asks for neither."""
+    """Generate as ``model`` does, with a static cache and without torch.compile where the caller asks for neither.
+
+    Where no step can be a graph the cache stays what it is: under autocast, static caches of transformers 5.17 refuse keys and values of two dtypes.
+    """
     original = partial(type(model).generate, model)
-    device = device_of(model)
-    if device is None or recorder_for(device) is None or model.training:
-        return original(*args, **kwargs)
-    more = _static(model, args, kwargs)
+    more = {} if _why_no_step(model, device_of(model)) is not None else _static(model, args, kwargs)
     if not more:
         return original(*args, **kwargs)
     had = vars(model).get(_PREVIOUS)
@@ -172,12 +173,14 @@ def patch_graphs(model: nn.Module, report: PatchReport) -> None:
     if not own:
         report.add("", OP, SKIPPED, "no model of transformers that generates")
     for name, module in own:
-        record, graphs = GraphRecord(), DecodeGraphs()
-        forward = _InPlaceOf(graph_forward, record, graphs, module)
-        replace_forward(name, module, OP, forward, _why_never(module) or taken(module, type(module)), report)
+        current = vars(module).get(slot_of(module))
+        before = current if isinstance(current, partial) and current.func is written_loss_forward else None
+        record, graphs = GraphRecord(before=before), DecodeGraphs()
+        forward = InPlaceOf(graph_forward, record, graphs, module)
+        replace_forward(name, module, OP, forward, _why_never(module) or (None if before else taken(module, type(module))), report)
         if report.rows[-1].record is not record:  # skipped, patched before, or a dry run
             continue
-        generate = _InPlaceOf(graph_generate, record, graphs, module)
+        generate = _Generate(graph_generate, record, graphs, module)
         report.on_undo(partial(_restore_generate, weakref.ref(module), vars(module).get("generate"), generate, graphs))
         vars(module)["generate"] = generate
 

@@ -6,7 +6,7 @@ The linear layers are called as modules, so that their hooks, LoRA and quantisat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations
 from typing import cast
@@ -22,6 +22,7 @@ from ..patching.forward_patching import plain, replace_forward, runs_besides_for
 from ..patching.numeric_probe import NOT_KEPT, normal, output_of, rows, same, stand_in, takes_one_tensor
 from ..patching.report import PatchReport
 
+IN_TRAINING = "it computes something else in training"
 _WIDTHS = 6, 10, 7  #: of a stand-in: input, intermediate, output
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "gelu": F.gelu}
 
@@ -35,6 +36,7 @@ class Form:
     down: str
     activation: str
     gate_first: bool = True  #: order of the two halves, if one layer computes both
+    in_training: bool = True  #: whether training computes the same
 
     @property
     def op(self) -> str:
@@ -44,17 +46,13 @@ class Form:
 def gated_forward(record: CallRecord, module: nn.Module, form: Form, rest: dict[str, object], *args, **kwargs) -> torch.Tensor:
     """Compute down(act(gate(x)) * up(x)), the activation and the product in one kernel; x: (..., in), returns (..., out).
 
-    ``rest``: the module's other parts, such as its activation, at the time its form was determined.
+    ``rest``: the module's other parts, such as its activation, at the time its form was determined. Where training computes something else, such as
+    dropout, a call in training takes the module's own forward.
     """
     if torch.compiler.is_compiling():
         return type(module).forward(module, *args, **kwargs)
-    children, attributes = cast("dict[str, nn.Module]", module._modules), vars(module)  # those that a form names are there
-    reason = "arguments other than one tensor" if len(args) != 1 or kwargs else None
-    for name, held in rest.items():
-        if (children if name in children else attributes).get(name) is not held:
-            reason = "another activation than when it was patched"
-        elif name in children and isinstance(held, nn.Module) and (more := runs_besides_forward(held)) is not None:
-            reason = f"its {type(held).__name__} has {more}"
+    children = cast("dict[str, nn.Module]", module._modules)  # those that a form names are there
+    reason = "arguments other than one tensor" if len(args) != 1 or kwargs else _why_not(module, form, rest)
     if reason is None and plain(args[0]):
         reason = no_kernel(args[0])  # checked before gate and up are computed: the module's own forward holds fewer tensors at once
     if reason is not None:
@@ -71,11 +69,29 @@ def gated_forward(record: CallRecord, module: nn.Module, form: Form, rest: dict[
     return children[form.down](product)
 
 
+def _why_not(module: nn.Module, form: Form, rest: dict[str, object]) -> str | None:
+    """Return why the module does not compute its form now, or why a child must be called; None if it does."""
+    for name, held in rest.items():
+        now = (module._modules if name in module._modules else vars(module)).get(name)
+        if now is not held and (type(held) is not float or now != held):
+            return "another activation or number than when it was patched"
+        if name not in module._modules or not isinstance(held, nn.Module):
+            continue
+        if (more := runs_besides_forward(held)) is not None:
+            return f"its {type(held).__name__} has {more}"
+        if held.training and (not form.in_training or getattr(held, "p", 0) != 0):
+            return IN_TRAINING
+    if module.training and not form.in_training:
+        return IN_TRAINING
+    dtypes = {w.dtype for name in (form.gate, form.up, form.down) if isinstance(w := getattr(module._modules.get(name or ""), "weight", None), torch.Tensor)}
+    return "linear layers of different dtypes" if len({d for d in dtypes if d.is_floating_point}) > 1 else None
+
+
 def _other_members(module: nn.Module, form: Form) -> dict[str, object]:
-    """Return children other than the linear layers, and functions among the attributes."""
+    """Return children other than the linear layers, and functions and fractions among the attributes."""
     own = (form.gate, form.up, form.down)
-    functions = {name: held for name, held in vars(module).items() if callable(held) and name not in NOT_KEPT}
-    return functions | {name: child for name, child in module._modules.items() if name not in own}
+    held = {name: held for name, held in vars(module).items() if (callable(held) or type(held) is float) and name not in NOT_KEPT}
+    return held | {name: child for name, child in module._modules.items() if name not in own}
 
 
 def _activation_by_op(form: Form, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -90,9 +106,9 @@ def patch_gated(op: str, model: nn.Module, report: PatchReport) -> None:
         form = _form(module, training=False)
         if form is not None and form.op == op:
             # Anything that training changes, such as dropout, would be lost in the new forward.
-            reason = None if _form(module, training=True) == form else "it computes something else in training"
-            reason = reason or taken(module, type(module))
-            replace_forward(name, module, op, partial(gated_forward, CallRecord(), module, form, _other_members(module, form)), reason, report)
+            form = replace(form, in_training=_form(module, training=True) == form)
+            own = partial(gated_forward, CallRecord(), module, form, _other_members(module, form))
+            replace_forward(name, module, op, own, taken(module, type(module)), report)
 
 
 def _form(module: nn.Module, training: bool) -> Form | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import cast
 
@@ -30,6 +30,7 @@ class Form:
     gate      the name of the argument that holds a gate, or ""
     held      the names of the parameters
     order     what is done with the gate: "silu" or "sigmoid" after the norm, "first" for silu before it
+    alone     whether a call without the gate is the norm alone
     """
 
     eps: str | float
@@ -39,11 +40,15 @@ class Form:
     gate: str = ""
     order: str = "silu"
     held: tuple[str, ...] = ()
+    alone: bool = False
 
 
 def norm_forward(record: CallRecord, module: nn.Module, form: Form, *args, **kwargs) -> torch.Tensor:
     """Compute the norm of one tensor and, where the form has one, a gate; other calls take the module's own forward and are counted."""
     given = dict(zip(("", form.gate) if form.gate else ("",), args)) | kwargs
+    if form.alone and len(args) + len(kwargs) == len(given) and given.get(form.gate, ...) is None:
+        args, kwargs = args[:1], {}
+        del given[form.gate]
     held = {name: p for name, p in module._parameters.items() if p is not None}
     reason = _why_not(form, given, held) if len(args) + len(kwargs) == len(given) else "arguments other than one tensor"
     record.count(reason, args[0] if args else None)
@@ -61,15 +66,15 @@ def _by_op(module: nn.Module, form: Form, x: torch.Tensor, *others: torch.Tensor
     parts, shape = [x, *others], x.shape
     if form.group:
         parts = [None if t is None else t.unflatten(-1, (-1, getattr(module, form.group))) for t in parts]
-    first, logistic = (bool(form.gate) and form.order == order for order in ("first", "sigmoid"))
     x, weight, bias, gate = cast("list", parts)
+    first, logistic = (gate is not None and form.order == order for order in ("first", "sigmoid"))
     return ops.normalize(x, weight, bias, eps, centered=form.centered, offset=form.offset, gate=gate, gate_first=first, logistic=logistic).reshape(shape)
 
 
 def _why_not(form: Form, given: dict, held: dict[str, nn.Parameter]) -> str | None:
     """Return why the op does not take this call, or None."""
     tensors = list(given.values())
-    if given.keys() != ({"", form.gate} if form.gate else {""}) or not all(isinstance(t, torch.Tensor) for t in tensors):
+    if given.keys() not in (_names(form), *[{""}] * form.alone) or not all(isinstance(t, torch.Tensor) for t in tensors):
         return "arguments other than one tensor" if not form.gate else "arguments other than hidden states and a gate"
     if tuple(held) != form.held:
         return "another weight or bias than when it was patched"
@@ -89,6 +94,10 @@ def _why_not(form: Form, given: dict, held: dict[str, nn.Parameter]) -> str | No
     if x.shape[x.dim() - len(shape) :] != shape:
         return "an input of another width"
     return "input and weight on different devices" if any(t.device != x.device for t in (*tensors, *held.values())) else None
+
+
+def _names(form: Form) -> set[str]:
+    return {"", form.gate} if form.gate else {""}
 
 
 def form_of(module: nn.Module, known: dict[tuple, Form | None]) -> Form | None:
@@ -148,7 +157,13 @@ def _forms(module: nn.Module, held: dict[str, nn.Parameter]) -> Iterator[Form]:
     for eps, centered, offset, group, order in product(_epsilons(module), (False, True), (0, 1) if "weight" in held else (0,), groups, orders):
         form = Form(eps, centered, offset, group, gate, order, tuple(held))
         if all(same(result, _in_torch(module, form, values, *given)) for result in results):
-            yield form
+            yield replace(form, alone=bool(gate) and _alone(module, form, absent | values, values, x))
+
+
+def _alone(module: nn.Module, form: Form, parameters: dict, values: dict[str, torch.Tensor], x: torch.Tensor) -> bool:
+    """Return whether a call without the gate computes the norm alone."""
+    wanted = _in_torch(module, replace(form, gate=""), values, x)
+    return all(same(output_of(type(module).forward, stand_in(module, parameters, training=training), x), wanted) for training in (False, True))
 
 
 def _in_torch(module: nn.Module, form: Form, values: dict[str, torch.Tensor], x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:

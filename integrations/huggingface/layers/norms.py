@@ -79,11 +79,12 @@ def patch_rmsnorm(model: nn.Module, report: PatchReport) -> None:
     """Patch every module of `model` that computes an RMSNorm, also those without a weight, of groups, or with a gate."""
     known: dict[tuple, Form | None] = {}
     for name, module in model.named_modules():
-        if (found := rmsnorm_form(module)) is not None:
+        form = form_of(module, known)
+        if (form is None or not form.gate) and (found := rmsnorm_form(module)) is not None:  # with a gate where calls may have one
             reason = None if plain(module.weight) else "its weight is quantised or sharded"
             reason = reason or taken(module, type(module))
             replace_forward(name, module, "rmsnorm", partial(rmsnorm_forward, CallRecord(), module, *found), reason, report)
-        elif (form := form_of(module, known)) is not None and not form.centered:
+        elif form is not None and not form.centered:
             _patch_form("rmsnorm", name, module, form, report)
 
 

@@ -19,7 +19,7 @@ from ..patching.call_stats import CallRecord
 from ..patching.forward_copies import Globals, copied, layers_of, redecorated
 from ..patching.forward_patching import replace_forward, taken
 from ..patching.report import PatchReport
-from .rotary_forms import Form, batched, by_op, complete, form_of, rotary_functions, why_not
+from .rotary_forms import Form, batched, by_op, complete, form_of, rotary_functions, why_not, with_batch
 
 _record: ContextVar[CallRecord | None] = ContextVar("record of the attention module that runs", default=None)
 
@@ -69,6 +69,8 @@ def rotated(original: Callable, form: Form, *args, **kwargs):
     single = form.unbatched and isinstance(first, torch.Tensor) and not first.is_nested and first.dim() == 3
     if given is not None and single:
         form, given = batched(form, given)
+    elif given is not None:
+        given = with_batch(form, given)
     reason = "arguments other than q, k, cos and sin" if given is None else why_not(form, given)
     if (record := _record.get()) is not None:
         record.count(reason, first)

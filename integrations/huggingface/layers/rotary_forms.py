@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import cast
 
@@ -34,6 +34,7 @@ class Form:
     partial     which elements of a head a narrower table rotates: "first" or "last", or "" if none
     unbatched   whether (S, H, D) with tables (S, R) is taken too
     keeps       whether the result has the dtype of what is rotated, whatever dtype the tables have
+    one_table   whether tables (S, R) for all of a batch are taken too, where unsqueeze_dim counts one dimension less
     """
 
     arguments: tuple[str, ...]
@@ -46,6 +47,7 @@ class Form:
     partial: str = ""
     unbatched: bool = False
     keeps: bool = False
+    one_table: bool = False
 
     def tables(self, given: dict) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines, of each element or of each pair."""
@@ -89,7 +91,7 @@ def form_of(function: Callable) -> Form | None:
             if (pairs, table) != ("unzipped", "full") and (table == "pairs" or not is_complex) and _computes(form, function, _WIDTH):
                 parts = (replace(form, partial=part) for part in ("first", "last"))
                 form = next((part for part in parts if _computes(part, function, _WIDTH + 4)), form)
-                return replace(form, unbatched=_unbatched(form, function), keeps=_keeps(form, function))
+                return replace(form, unbatched=_unbatched(form, function), keeps=_keeps(form, function), one_table=_one_table(form, function))
     return None
 
 
@@ -119,6 +121,31 @@ def _unbatched(form: Form, function: Callable) -> bool:
     form, given = replace(form, heads=2), _trial(replace(form, heads=2), width, torch.float64, torch.float64)
     found = _outputs(form, function, {name: x[0] for name, x in given.items()})
     return len(found) == len(form.rotated) and all(same(y, in_torch(form, given[name], given)[0]) for y, name in zip(found, form.rotated))
+
+
+def _one_table(form: Form, function: Callable) -> bool:
+    """Return whether the function computes the same of (B, H, S, D) and (S, R) with unsqueeze_dim=0, and of (B, S, H, D) with 1."""
+    if "unsqueeze_dim" not in form.arguments or form.complex:
+        return False
+    for at in (1, 2):
+        like = replace(form, heads=at)
+        given = _trial(like, _WIDTH + (4 if form.partial else 0), torch.float64, torch.float64)
+        given |= {name: given[name][:1] for name in ("cos", "sin")}
+        turned = [given[name] for name in form.rotated]
+        found = output_of(partial(function, cos=given["cos"][0], sin=given["sin"][0], unsqueeze_dim=at - 1), *turned)
+        found = found if isinstance(found, tuple) and len(form.rotated) == 2 else (found,)
+        if len(found) != len(turned) or not all(same(y, in_torch(like, x, given)) for y, x in zip(found, turned)):
+            return False
+    return True
+
+
+def with_batch(form: Form, given: dict) -> dict:
+    """Return the arguments of a call with tables (S, R) as those of one with tables (1, S, R); other calls as they are."""
+    tensors, at = [given.get(name) for name in ("cos", "sin", form.rotated[0])], given.get("unsqueeze_dim", form.heads)
+    dims = [t.dim() for t in tensors if isinstance(t, torch.Tensor) and not t.is_nested]
+    if not form.one_table or dims != [2, 2, 4] or type(at) is not int or at not in (0, 1):
+        return given
+    return given | {"cos": given["cos"][None], "sin": given["sin"][None], "unsqueeze_dim": at + 1}
 
 
 def _keeps(form: Form, function: Callable) -> bool:

@@ -6,6 +6,7 @@ closure: deepcopy, pickle and torch.save of a patched model keep working.
 
 from __future__ import annotations
 
+import inspect
 import types
 import weakref
 from collections.abc import Callable
@@ -27,6 +28,18 @@ _TRACED = (*_CLASSES, FakeTensor)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # "meta", for example, has no autocast. Evaluated at import, because torch.compile cannot trace the check.
 _AUTOCAST = frozenset(d for d in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia") if torch.amp.is_autocast_available(d))
+
+
+class InPlaceOf(partial):
+    """A forward or another method's replacement, with a record and the module first, that has the signature of the method: trainers and `generate` read it."""
+
+    method = "forward"
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        module = next(a for a in self.args if isinstance(a, nn.Module))
+        signature = inspect.signature(getattr(type(module), self.method))
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def plain(x: torch.Tensor) -> bool:

@@ -106,6 +106,22 @@ def test_gradients_are_those_of_float64(name, short):
     assert torch.allclose((h.grad - again).double() * 3, again.double(), atol=0.02 * float(again.abs().max()))
 
 
+@pytest.mark.parametrize("name", ["sum", "masked", "softcap", "another sum"])
+def test_a_number_whose_rows_are_reduced_where_their_product_is_made(name, narrow, monkeypatch):
+    """Without gradients: one kernel for the product and the sums of its rows, others for what picks elements of it and for the number."""
+    ways = []
+
+    def beside_first(self, found):
+        ways.extend(sorted(found, key=lambda way: not any(p.func.startswith("z") and p.args[0] in ("s", "out_log") for p in way[0] if p.name == "fuse_at")))
+        return ways[-len(found) :]
+
+    monkeypatch.setattr(_Fusion, "by_time", beside_first)
+    (h, w, _), t = inputs(torch.float32)
+    with torch.no_grad():
+        got = operator(name)(H=h, W=w, t=t)
+    assert {"s", "out_log"} & {*ways[0][1]} and "z" not in ways[0][1] and torch.allclose(got.double(), truth(name, h.double(), w.double(), t, None), rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_three_products_in_all(name):
     pair = operator(name).variant((), frozenset(), 0).pair(("H", "W"), (JOINT,))

@@ -90,7 +90,8 @@ def test_continuous_batching_generates_what_sdpa_does(kind, more):
     config = transformers.GenerationConfig(max_new_tokens=4, eos_token_id=-1, pad_token_id=0, do_sample=False)
 
     def tokens():
-        small = ContinuousBatchingConfig(num_blocks=8, page_size=16)
+        size = "page_size" if hasattr(ContinuousBatchingConfig, "page_size") else "block_size"  # its older name
+        small = ContinuousBatchingConfig(num_blocks=8, **{size: 16})
         outputs = model.generate_batch(PROMPTS, generation_config=config, continuous_batching_config=small, progress_bar=False)
         return [outputs[key].generated_tokens for key in sorted(outputs)]
 

@@ -15,7 +15,7 @@ from dtkernels.integrations.huggingface.attention import masks
 from dtkernels.integrations.huggingface.attention.mask_conventions import writes_masks
 from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask
 from functorch.compile import make_boxed_func
-from huggingface_calls import IDS, MODELS, PADDED, matrices
+from huggingface_calls import IDS, MODELS, PADDED, SIZES, matrices, training
 from torch._dynamo.backends.common import aot_autograd
 from transformers.masking_utils import bidirectional_mask_function
 
@@ -35,11 +35,12 @@ def parameters_of(model, **given) -> tuple[torch.Tensor, list[dict]]:
     return compiled(IDS, **given)[0], found
 
 
-@pytest.mark.parametrize(("name", "expected"), [("opt", {"causal": True}), ("bert", {}), ("llama", {"keyed": True, "ranged": True, "segmented": True})])
+@pytest.mark.parametrize(("name", "expected"), [("causal", {"causal": True}), ("bert", {}), ("llama", {"keyed": True, "ranged": True, "segmented": True})])
 def test_a_mask_that_says_nothing_more_is_not_made(name, expected):
     """Llama's says more: its positions may be those of packed sequences, which only their numbers tell."""
     torch.manual_seed(0)
-    model = MODELS[name]().train()
+    # OPT would be causal too, but some versions of transformers make it flags of ones where it is given none
+    model = transformers.BertModel(transformers.BertConfig(**SIZES, is_decoder=True)).eval() if name == "causal" else training(name)
     given = {} if name == "bert" else {"use_cache": False}
     right = model(IDS, **given)[0]
     with patched(model, ops=["attention"]):
@@ -51,7 +52,7 @@ def test_a_mask_that_says_nothing_more_is_not_made(name, expected):
 @pytest.mark.parametrize("name", MODELS)
 def test_padding_is_a_mask(name):
     torch.manual_seed(0)
-    model = MODELS[name]().train()
+    model = training(name)
     expected = model(IDS, **PADDED)[0]
     with patched(model, ops=["attention"]):
         logits, found = parameters_of(model, **PADDED)

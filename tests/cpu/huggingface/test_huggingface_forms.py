@@ -1,6 +1,8 @@
 """Rotary embeddings, norms and squared ReLUs of models that differ from Llama's: found by what they compute, same numbers, exact way back."""
 
 from collections import Counter
+from contextvars import ContextVar
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +11,9 @@ pytest.importorskip("transformers")
 
 import transformers
 from dtkernels.integrations.huggingface import apply_to, patched
+from dtkernels.integrations.huggingface.layers import rope
+from dtkernels.integrations.huggingface.layers.rotary_forms import form_of
+from dtkernels.integrations.huggingface.patching.call_stats import CallRecord
 from huggingface_models import GROUPED, IDS, SMALL, batch, of, outputs, state
 from torch import nn
 
@@ -113,6 +118,19 @@ def test_rotary_functions_that_compute_something_else_are_left_alone(monkeypatch
     torch.testing.assert_close(model(**batch(model)).logits, expected)
 
 
+@pytest.mark.parametrize(("heads", "unsqueezed"), [(1, 0), (2, 1)])
+def test_one_table_for_all_of_a_batch(heads, unsqueezed, monkeypatch):
+    """As Pixtral passes them: cos and sin (S, D), with unsqueeze_dim=0."""
+    original, record = transformers.models.llama.modeling_llama.apply_rotary_pos_emb, CallRecord()
+    rotate = partial(rope.rotated, original, form_of(original))
+    monkeypatch.setattr(rope, "_record", ContextVar("record", default=record))
+    q, k = (torch.randn(2, h, 5, 8) if heads == 1 else torch.randn(2, 5, h, 8) for h in (4, 2))
+    cos, sin = torch.randn(2, 5, 8)
+    for found, wanted in zip(rotate(q, k, cos, sin, unsqueeze_dim=unsqueezed), original(q, k, cos, sin, unsqueeze_dim=unsqueezed), strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert record.calls == 1 and not record.fallbacks
+
+
 class _Norm(nn.Module):
     """A norm of an unusual kind, that looks like one of the others."""
 
@@ -142,14 +160,16 @@ def test_modules_that_compute_nearly_the_same_are_left_alone(module):
 
 
 def test_calls_that_the_op_does_not_take_go_the_own_way_and_are_counted():
-    gated = transformers.models.mamba2.modeling_mamba2.MambaRMSNormGated(16, 8)
+    gated, whole = (transformers.models.zamba2.modeling_zamba2.Zamba2RMSNormGated(16, size) for size in (8, 16))  # of groups; of a row, as Bamba's
     x, gate = torch.randn(2, 3, 16), torch.randn(2, 3, 16)
     squared = _Squared(1.0)
-    expected = gated(x, gate), gated(x), gated(x.double(), gate.double()), squared(x.double())
-    report = apply_to(nn.ModuleList([gated, squared]), ops=OPS)
-    assert Counter(row.op for row in report.patched) == {"rmsnorm": 1, "relu_squared": 1}
-    for found, wanted in zip((gated(x, gate=gate), gated(x), gated(x.double(), gate.double()), squared(x.double())), expected):
+    calls = [lambda norm: norm(x, gate=gate), lambda norm: norm(x, gate), lambda norm: norm(x), lambda norm: norm(x, None), lambda norm: norm(x.double(), gate.double())]
+    expected = [call(norm) for norm in (gated, whole) for call in calls]
+    report = apply_to(nn.ModuleList([gated, whole, squared]), ops=OPS)
+    assert Counter(row.op for row in report.patched) == {"rmsnorm": 2, "relu_squared": 1}
+    for found, wanted in zip((call(norm) for norm in (gated, whole) for call in calls), expected):
         torch.testing.assert_close(found, wanted)
-    assert report.calls == {"rmsnorm": 3, "relu_squared": 1} and report.fallbacks.total() == 3
+    torch.testing.assert_close(squared(x.double()), torch.relu(x.double()).square())
+    assert report.calls == {"rmsnorm": 10, "relu_squared": 1} and report.fallbacks == {"dtype float64": 3}
     report.undo()
     assert "forward" not in vars(gated) and "forward" not in vars(squared)

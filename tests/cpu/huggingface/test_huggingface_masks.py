@@ -13,7 +13,7 @@ from dtkernels.integrations.huggingface.attention import masks
 from dtkernels.integrations.huggingface.attention.masks import OVERLAY, dtkernels_mask
 from dtkernels.integrations.huggingface.attention.visible_keys import KeyMask, key_mask, visible_keys_of
 from functorch.compile import make_boxed_func
-from huggingface_calls import IDS, MODELS, PADDED, Attention, agrees_with_sdpa, inputs, matrices
+from huggingface_calls import IDS, MODELS, PADDED, Attention, agrees_with_sdpa, inputs, matrices, training
 from torch._dynamo.backends.common import aot_autograd
 from transformers import masking_utils as form
 from transformers.masking_utils import sdpa_mask
@@ -30,6 +30,8 @@ FLAGS = torch.ones(2, 8, dtype=torch.bool).index_put_((torch.tensor([0, 1]), tor
 def packed(function):
     if hasattr(form, "packed_sequence_compatibility_function"):  # both in one, in transformers 5.23
         return form.packed_sequence_compatibility_function(function, POSITIONS, NUMBERS)
+    if not hasattr(form, "remap_positions_for_packed_sequence"):  # before: places in the row, which windows and chunks count too
+        return form.and_masks(function, form.packed_sequence_mask_function(NUMBERS))
     return form.and_masks(form.remap_positions_for_packed_sequence(function, POSITIONS), form.packed_sequence_mask_function(NUMBERS))
 
 
@@ -179,11 +181,29 @@ def test_it_goes_through_both_kinds_of_checkpoints():
     assert seen == [True] * 4 and mask.matrix is None
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("name", "says"), [("llama", False), ("bert", True)])
+def test_what_eager_attention_computed_does_not_depend_on_is_causal(name, says, compiled):
+    """As in PaliGemma, whose modules say that they are not causal, for masks that may be."""
+    model = MODELS[name]().eval()
+    model.set_attn_implementation("eager")
+    for module in model.modules():
+        if hasattr(module, "is_causal"):
+            module.is_causal = says
+    expected = model(IDS)[0], model(IDS, output_attentions=True).attentions[0]
+    with patched(model, ops=["attention"]) as report:
+        torch._dynamo.reset()
+        run = torch.compile(model, backend="eager") if compiled else model
+        torch.testing.assert_close(run(IDS)[0], expected[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model(IDS, output_attentions=True).attentions[0], expected[1])
+    assert compiled or report.calls["attention"] == 4 and report.fallbacks == {"output_attentions": 2} and not report.matrices
+
+
 @pytest.mark.parametrize(("name", "given", "dynamic"), [("mistral", {}, True), ("opt", PADDED, False)], ids=["mistral", "opt"])
 def test_no_node_of_a_compiled_training_step_is_a_matrix(name, given, dynamic):
     """One graph, forward and backward, at any length."""
     torch.manual_seed(0)
-    model, found = MODELS[name]().train(), []
+    model, found = training(name), []
 
     def compiler(graph, _):
         found.append(matrices(graph.graph))

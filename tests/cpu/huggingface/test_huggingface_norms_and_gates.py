@@ -248,13 +248,46 @@ def test_gated_mlps_are_found_by_what_they_compute():
     expected = [mlp(x) for mlp in model]
     before = state(model)
     report = apply_to(model, ops=["swiglu", "geglu"])
-    assert [(row.module, row.op) for row in report.patched] == [("0", "swiglu"), ("1", "swiglu"), ("2", "geglu"), ("3", "geglu")]
-    assert [(row.module, row.reason) for row in report.skipped] == [("6", "it computes something else in training")]
+    assert {row.module: row.op for row in report.patched} == {"0": "swiglu", "1": "swiglu", "2": "geglu", "3": "geglu", "6": "swiglu"}
     for mlp, wanted in zip(model, expected):
         torch.testing.assert_close(mlp(x), wanted)
-    assert report.calls == {"swiglu": 2, "geglu": 2} and not report.fallbacks
+    assert report.calls == {"swiglu": 3, "geglu": 2} and not report.fallbacks and not report.skipped
     report.undo()
     assert state(model) == before
+
+
+def test_a_gated_mlp_with_dropout_is_the_op_outside_of_training():
+    always, fixed, later = Gated(dropout=0.5), Gated(dropout=0.5), Gated()
+    model, x = nn.ModuleList([always, fixed, later]).train(), torch.randn(3, 8)
+    report = apply_to(model, ops="swiglu")
+    fixed.eval().dropout.train()  # dropout outside of training, to measure how sure a model is
+    later.dropout.p = 0.5
+    for mlp in model:
+        torch.manual_seed(1)
+        found = mlp(x)
+        torch.manual_seed(1)
+        assert torch.equal(found, Gated.forward(mlp, x))
+    assert report.fallbacks == {"it computes something else in training": 3}
+    for mlp in model.eval():
+        torch.testing.assert_close(mlp(x), Gated.forward(mlp, x))
+    assert report.fallbacks.total() == 3 and report.calls["swiglu"] == 6
+
+
+class KeptInFloat32(Gated):
+    """As T5's, whose last layer stays in float32."""
+
+    def forward(self, x):
+        return self.c((self.activation(self.a(x)) * self.b(x)).to(self.c.weight.dtype))
+
+
+def test_a_layer_kept_in_another_dtype_gets_what_its_class_gives_it():
+    model, x = KeptInFloat32().bfloat16(), torch.randn(3, 8).bfloat16()
+    model.c.float()
+    with patched(model, ops="swiglu") as report:
+        assert torch.equal(model(x), KeptInFloat32.forward(model, x))
+        assert report.fallbacks == {"linear layers of different dtypes": 1}
+        model.c.bfloat16()
+        assert model(x).dtype == torch.bfloat16 and report.fallbacks.total() == 1
 
 
 def test_gated_mlps_call_their_layers_so_that_lora_and_hooks_still_work():
@@ -328,7 +361,7 @@ def test_an_activation_that_was_replaced_later_is_the_one_that_runs():
         model.model.layers[0].mlp.act_fn = nn.ReLU()
         for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model):
             ours = copied(**batch(model)).logits
-        assert report.fallbacks == {"another activation than when it was patched": 1}
+        assert report.fallbacks == {"another activation or number than when it was patched": 1}
         report.undo()
         torch.testing.assert_close(ours, model(**batch(model)).logits)
 
