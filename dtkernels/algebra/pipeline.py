@@ -19,8 +19,10 @@ from ..lang.algorithm import Algorithm, Definition, with_operands
 from ..lang.schedule import Bare, FuseAt, Fused, Primitive, Program, Schedule, host
 from .rules.canonicalize import (
     conditions_to_numbers,
+    extract_equal_products,
     extract_nested_reductions,
     extract_reductions_for_gradient,
+    extract_row_factors,
     fold_invariant_reductions,
     mean_to_sum,
     sums_to_matrix_products,
@@ -69,6 +71,7 @@ RULES = (
     Rule("conditions_to_numbers", lambda a, c: conditions_to_numbers(a), "rewrite reductions of conditions as those of ones and zeros"),
     Rule("tanh_to_sigmoid", lambda a, c: tanh_to_sigmoid(a), "rewrite 1 + tanh(a) as 2 * sigmoid(2 * a)"),
     Rule("center_moments", lambda a, c: center_moments(a, c.outputs, c.inline), "compute variances and covariances from deviations"),
+    Rule("extract_row_factors", lambda a, c: extract_row_factors(a), "give factors of whole rows that reduce them their own Funcs", unscheduled_only=True),
     Rule("hoist_invariant_factors", lambda a, c: hoist_invariant_factors(a, c.outputs, c.inline), "hoist factors out of sums they do not depend on"),
     Rule("sum_product_operands", lambda a, c: sum_product_operands(a, c.outputs), "sum an operand where only sums of a product are read", unscheduled_only=True),
     Rule("fold_invariant_reductions", lambda a, c: fold_invariant_reductions(a), "evaluate reductions over a label that their terms lack"),
@@ -86,6 +89,7 @@ LOWERING_RULES = (
     Rule("bound_picked_sums", lambda a, c: bound_picked_sums(a), "bound sums over the elements that data picks by the first and the last of them", unscheduled_only=True),
     Rule("subtract_maxima", lambda a, c: subtract_maxima(a, c.outputs), "subtract the maximum from arguments of exp where it cancels"),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
+    Rule("extract_equal_products", lambda a, c: extract_equal_products(a), "give a product that a definition has more than once its own Func", unscheduled_only=True),
     Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),
     Rule("fold_constants", lambda a, c: _fold_constants(a, c), "do arithmetic on constants and remove what no output needs"),
 )
