@@ -25,7 +25,6 @@ from .rules.canonicalize import (
     extract_row_factors,
     fold_invariant_reductions,
     mean_to_sum,
-    sums_to_matrix_products,
 )
 from .rules.center_moments import center_moments
 from .rules.constant_folding import bind_parameters, drop_unused, fold_constants, keep_extents
@@ -39,6 +38,7 @@ from .rules.label_unification import unify_labels
 from .rules.phases import separate_phases
 from .rules.product_columns import sum_product_operands
 from .rules.scans import extract_scans
+from .rules.sums_as_products import sums_to_matrix_products
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
 from .rules.unit_labels import drop_unit_labels
 from .top_k import expand_top_k
@@ -75,7 +75,7 @@ RULES = (
     Rule("hoist_invariant_factors", lambda a, c: hoist_invariant_factors(a, c.outputs, c.inline), "hoist factors out of sums they do not depend on"),
     Rule("sum_product_operands", lambda a, c: sum_product_operands(a, c.outputs), "sum an operand where only sums of a product are read", unscheduled_only=True),
     Rule("fold_invariant_reductions", lambda a, c: fold_invariant_reductions(a), "evaluate reductions over a label that their terms lack"),
-    Rule("sums_to_matrix_products", lambda a, c: sums_to_matrix_products(a), "rewrite sums of products of two inputs as rdot", unscheduled_only=True),
+    Rule("sums_to_matrix_products", lambda a, c: sums_to_matrix_products(a), "rewrite sums of products as rdot", unscheduled_only=True),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
     Rule("unify_labels", lambda a, c: unify_labels(a), "give labels that index one dimension one name", unscheduled_only=True),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func", unscheduled_only=True),

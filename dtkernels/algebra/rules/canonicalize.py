@@ -70,26 +70,6 @@ def fold_invariant_reductions(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
-def sums_to_matrix_products(algorithm: Algorithm) -> Algorithm:
-    """Rewrite a sum of products of two inputs as a matrix product, where each input has a label that the other lacks.
-
-    Before: ``f[x, y] = rsum(A[x, k] * B[k, y], k);``  After: ``f[x, y] = rdot(A[x, k], B[k, y], k);``
-
-    Only inputs qualify: a matrix product would round a computed operand to the inputs' dtype.
-    """
-
-    def change(node: ex.Expr) -> ex.Expr:
-        match node:
-            case ex.Reduce("sum", ex.Binary("*", ex.Access() as a, ex.Access() as b), labels):
-                left, right = ex.free_labels(a), ex.free_labels(b)
-                if {a.tensor, b.tensor} <= floating and set(labels) <= left & right and left - right and right - left:
-                    return ex.Dot(a, b, labels, pos=node.pos)
-        return node
-
-    floating = set(algorithm.inputs) - algorithm.integer_inputs()
-    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
-
-
 def extract_nested_reductions(algorithm: Algorithm) -> Algorithm:
     """Give a reduction its own Func if it is inside the argument of another or runs over a label of its Func.
 
