@@ -37,6 +37,7 @@ from .rules.factor_hoisting import hoist_invariant_factors
 from .rules.label_unification import unify_labels
 from .rules.phases import separate_phases
 from .rules.product_columns import sum_product_operands
+from .rules.product_elements import make_picked_elements, sum_rows_first
 from .rules.scans import extract_scans
 from .rules.sums_as_products import sums_to_matrix_products
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
@@ -90,6 +91,8 @@ LOWERING_RULES = (
     Rule("subtract_maxima", lambda a, c: subtract_maxima(a, c.outputs), "subtract the maximum from arguments of exp where it cancels"),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
     Rule("extract_equal_products", lambda a, c: extract_equal_products(a), "give a product that a definition has more than once its own Func", unscheduled_only=True),
+    Rule("make_picked_elements", lambda a, c: make_picked_elements(a, c.outputs), "make the elements that are picked of a product by themselves", unscheduled_only=True),
+    Rule("sum_rows_first", lambda a, c: sum_rows_first(a, c.outputs), "sum rows of a product before its columns", unscheduled_only=True),
     Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),
     Rule("fold_constants", lambda a, c: _fold_constants(a, c), "do arithmetic on constants and remove what no output needs"),
 )

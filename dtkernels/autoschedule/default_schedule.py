@@ -356,7 +356,7 @@ class _Fusion:
             again = again and not apart_by_way and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
             place = self._fusion_point(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}
-            if not place and streaming and (root := self._row_reduction_to_join(d.name, roots)):
+            if not place and streaming and (root := self._row_reduction_to_join(d.name, roots, hosts)):
                 hosts[d.name] = {root}
                 found += [Bare(d.name, "store"), FuseAt(d.name, "fuse_at", (root, reduction_labels(self.algorithm, root)[-1]))]
             elif not place and storing and (root := self._consumer_to_join(d.name, roots)):
@@ -461,13 +461,13 @@ class _Fusion:
             return any(recomputes_product_rows(self.shape, f, root, (func,)) for f in self.algorithm.needed_by((root,)) if f != root)
         return recomputes_product_rows(self.shape, func, root, [f for f in products if self._is_recomputed(f)])
 
-    def _row_reduction_to_join(self, func: str, roots: set[str]) -> str | None:
+    def _row_reduction_to_join(self, func: str, roots: set[str], hosts: dict[str, set[str]]) -> str | None:
         """Return the first of ``roots`` to run that reduces the same rows: of an input, or of a product that is recomputed wherever it is read."""
         order = [f for f in self.algorithm.needed_by(self.outputs) if f in roots]
         same = self._same_iteration_space(func, order[0]) and any(a.tensor == func for a in ex.accesses(self.algorithm[order[0]].expr))
         both = (*self.algorithm[func].labels, *reduction_labels(self.algorithm, func))
         read = inputs_at(self.shape, func, both) & inputs_at(self.shape, order[0], both) and not any(map(self.shape.dots, (func, order[0])))
-        return order[0] if same and (read or self._reduces_product_rows(func, {}, order[0])) else None
+        return order[0] if same and (read or self._reduces_product_rows(func, hosts, order[0])) else None
 
     def _reduces_product_rows(self, func: str, hosts: dict[str, set[str]], root: str) -> bool:
         """Return whether ``func`` reduces rows of a product that is computed where it is read: in ``root`` or elsewhere."""
