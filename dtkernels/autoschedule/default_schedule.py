@@ -45,7 +45,7 @@ from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
-from .stored_elements import feeds_another_output, products_of_outputs, stored_elements, with_stored_outputs
+from .stored_elements import feeds_another_output, operand_with_rows, products_of_outputs, stored_elements, sums_held_rows, with_stored_outputs
 from .stored_operands import in_loop, stored_operands
 
 FEW = 8  #: terms of a sum that every block may add up for itself
@@ -350,6 +350,9 @@ class _Fusion:
             roots = set().union(*(hosts.get(u, {u}) for u in users))
             if d.name in used and (len(roots) != 1 or d.name in roots or not in_rows(self.shape, d.name, *roots)):
                 continue
+            if (operand := operand_with_rows(self.shape, d.name, self.stored)) and roots != {operand}:
+                found, hosts[d.name] = [*found, Bare(d.name, "store"), FuseAt(d.name, "fuse_at", (operand, d.labels[-1]))], {operand}
+                continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
             again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not self._is_compared_for_equality(d.name)
             apart_by_way = d.name in self.stored or stored and feeds_row_reduction(self.shape, d.name)
@@ -418,11 +421,12 @@ class _Fusion:
     def _is_reread_operand(self, func: str, roots: set[str]) -> bool:
         """Return whether large products reread the operand ``func`` for each of their blocks; it then gets a kernel of its own.
 
-        ``func`` is made of inputs and of products that other kernels make.
+        ``func`` is made of inputs, of products that other kernels make, and of sums of its own rows.
         """
-        made = [f for f in self.algorithm.needed_by((func,)) if f != func and (self.shape.dots(f) or reduction_labels(self.algorithm, f))]
-        if self.shape.dots(func) or reduction_labels(self.algorithm, func) or not all(map(self.shape.dots, made)):
+        reduced = {f: bool(self.shape.dots(f)) for f in self.algorithm.needed_by((func,)) if reduction_labels(self.algorithm, f)}
+        if func in reduced or not all(product or sums_held_rows(self.shape, f, func) for f, product in reduced.items()):
             return False
+        made = [f for f, product in reduced.items() if product]
         for root in roots & set(self.algorithm.funcs):
             elsewhere = all(self._recompute_is_costly(f, root) and not self.shape.underfills_gpu(f, root) for f in made)
             taken = any(rows.tensor == func for dot in self.shape.dots(root) for s in (dot.left, dot.right) if (rows := rows_of(s)))

@@ -7,13 +7,16 @@ Two gradients that products take, each in a kernel of its own, read the incoming
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 
+from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
 from ..lang.schedule import Bare, FuseAt, Primitive
 from ..lang.schedule_checks import reduction_labels
 from .problem import SchedulingProblem
 from .rules.gemm_row_reduction import swept
+from .rules.reduction import ROW_LIMIT
 
 ROW = 16  #: bytes that rows start at multiples of, for products to load them as they are
 Members = Callable[[str], list[str]]
@@ -31,6 +34,28 @@ def stored_elements(shape: SchedulingProblem, roots: list[str], members: Members
             loop = _loop(shape, func, host, members) if host != func else None
             if loop and _read(shape, members(func)) & _read(shape, members(host)) and _runs_before_readers(shape, func, host, members):
                 yield FuseAt(func, "fuse_at", (host, loop)), Bare(func, "store")
+
+
+def sums_held_rows(shape: SchedulingProblem, func: str, host: str) -> bool:
+    """Return whether ``func`` reduces rows of elements such as ``host`` is made of one by one, short enough for its kernel to hold."""
+    own, over = shape.algorithm[func].labels, reduction_labels(shape.algorithm, func)
+    held = math.prod(next_power_of_two(shape.sizes[x]) for x in over) <= ROW_LIMIT
+    return bool(over) and held and (*own, *over) == shape.algorithm[host].labels and not shape.dots(func)
+
+
+def operand_with_rows(shape: SchedulingProblem, func: str, operands: Iterable[str]) -> str | None:
+    """Return the first of ``operands``, which have kernels of their own, whose kernel can sum rows for ``func`` as well and store the sums: both read the same elements."""
+    for operand in sorted(operands):
+        read = [_read_anywhere(shape, f, set(shape.algorithm[operand].labels)) for f in (func, operand)]
+        waits = operand in shape.algorithm.needed_by((func,)) or not shape.algorithm[func].labels
+        if not waits and read[0] & read[1] and sums_held_rows(shape, func, operand) and _is_elementwise(shape, [operand]):
+            return operand
+    return None
+
+
+def _read_anywhere(shape: SchedulingProblem, func: str, labels: set[str]) -> set[str]:
+    """Return the tensors of which ``func`` is made that are read at every element of ``labels``."""
+    return {a.tensor for f in shape.algorithm.needed_by((func,)) for a in ex.accesses(shape.algorithm[f].expr) if labels <= ex.free_labels(a)}
 
 
 def with_stored_outputs(shape: SchedulingProblem, stored: tuple[str, ...]) -> tuple[str, ...]:

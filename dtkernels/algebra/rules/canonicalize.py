@@ -169,48 +169,6 @@ class _NestedReductionExtractor:
         return None
 
 
-def extract_row_factors(algorithm: Algorithm) -> Algorithm:
-    """Give a factor that reduces a label of its Func its own Func, where a sum over that label reads the Func: the factor may then leave the sum.
-
-    Before: ``p[m, l] = exp(s[m, l]) / rsum(exp(s[m, l]), l);  f[m, n] = rdot(p[m, l], V[l, n], l);``
-    After:  ``p_sum[m] = rsum(exp(s[m, l]), l);  p[m, l] = exp(s[m, l]) / p_sum[m];  f[m, n] = rdot(p[m, l], V[l, n], l);``
-
-    Only where one tensor is left along that label. What is left of several would be computed in the sum's loop, without the factor as with it.
-    """
-    summed = {a.tensor for d in algorithm.definitions for n in ex.reductions(d.expr) for a in ex.accesses(n)}
-    definitions: list[Definition] = []
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
-    for d in algorithm.definitions:
-        factors = _row_factors(d) if d.name in summed else []
-        over = {label for f in factors for n in ex.reductions(f) for label in n.labels} & set(d.labels)
-        left = {a.tensor for f in _factors(d.expr) if f not in factors for a in ex.accesses(f) if ex.free_labels(a) & over}
-        made: list[Definition] = []
-        if factors and len(left) == 1:
-            named = {f: extracted_func(f, getattr(f, "kind", "factor"), d, made, taken, algorithm.labels) for f in factors}
-            d = replace(d, expr=_with_factors(d.expr, named))
-        definitions += [*made, d]
-    return algorithm.with_definitions(tuple(definitions))
-
-
-def _factors(node: ex.Expr) -> list[ex.Expr]:
-    """Return the factors and divisors of an expression."""
-    if isinstance(node, ex.Binary) and node.op in "*/":
-        return [*_factors(node.left), *_factors(node.right)]
-    return [node]
-
-
-def _row_factors(d: Definition) -> list[ex.Expr]:
-    """Return the factors of a definition that reduce one of its labels and so lack it."""
-    found = _factors(d.expr) if isinstance(d.expr, ex.Binary) else []
-    return [f for f in found if any(set(n.labels) & set(d.labels) - ex.free_labels(f) for n in ex.reductions(f) if not isinstance(n, ex.Dot))]
-
-
-def _with_factors(node: ex.Expr, named: dict[ex.Expr, ex.Expr]) -> ex.Expr:
-    if isinstance(node, ex.Binary) and node.op in "*/":
-        return node.rebuild(lambda child: _with_factors(child, named))
-    return named.get(node, node)
-
-
 def extract_equal_products(algorithm: Algorithm) -> Algorithm:
     """Give a product that a definition has more than once its own Func.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ...lang import expr as ex
@@ -16,25 +16,43 @@ def sums_to_matrix_products(algorithm: Algorithm) -> Algorithm:
 
     Before: ``f[x, y] = rsum(A[x, k] * B[k, y], k);``  After: ``f[x, y] = rdot(A[x, k], B[k, y], k);``
 
-    Other factors are computed in float32, and so are their products:
+    Only inputs qualify: a matrix product would round a computed operand to the inputs' dtype.
+    """
+    floating = set(algorithm.inputs) - algorithm.integer_inputs()
+
+    def change(node: ex.Reduce) -> ex.Expr:
+        sides = next(_sides(node), None)
+        plain = sides is not None and all(isinstance(s, ex.Access) and s.tensor in floating for s in sides)
+        return ex.Dot(*sides, node.labels, pos=node.pos) if sides and plain else node
+
+    return _with_sums(algorithm, change)
+
+
+def sums_to_float32_products(algorithm: Algorithm) -> Algorithm:
+    """Rewrite a sum of products of computed factors as a matrix product in float32, as ``sums_to_matrix_products`` does for inputs.
 
     Before: ``f[i, j] = rsum((X[n, i] - m[i]) * (X[n, j] - m[j]), n);``
     After:  ``f[i, j] = rdot(cast(X[n, i] - m[i], fp32), cast(X[n, j] - m[j], fp32), n);``
     """
     integral = algorithm.integer_inputs()
-    floating = set(algorithm.inputs) - integral
 
-    def change(node: ex.Expr) -> ex.Expr:
-        if not (isinstance(node, ex.Reduce) and node.kind == "sum" and isinstance(node.arg, ex.Binary) and node.arg.op == "*"):
+    def change(node: ex.Reduce) -> ex.Expr:
+        sides = next(_sides(node), None)
+        if sides is None or any(a.tensor in integral for a in ex.accesses(node.arg)):
             return node
-        for left, right in _sides(node):
-            if all(isinstance(s, ex.Access) and s.tensor in floating for s in (left, right)):
-                return ex.Dot(left, right, node.labels, pos=node.pos)
-            if not any(a.tensor in integral for a in ex.accesses(node.arg)):
-                return ex.Dot(ex.Cast(left, "fp32"), ex.Cast(right, "fp32"), node.labels, pos=node.pos)
-        return node
+        return ex.Dot(ex.Cast(sides[0], "fp32"), ex.Cast(sides[1], "fp32"), node.labels, pos=node.pos)
 
-    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+    return _with_sums(algorithm, change)
+
+
+def _with_sums(algorithm: Algorithm, change: Callable[[ex.Reduce], ex.Expr]) -> Algorithm:
+    """Change each sum of products."""
+
+    def each(node: ex.Expr) -> ex.Expr:
+        sums = isinstance(node, ex.Reduce) and node.kind == "sum" and isinstance(node.arg, ex.Binary) and node.arg.op == "*"
+        return change(node) if sums else node  # type: ignore[arg-type]
+
+    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(each)) for d in algorithm.definitions))
 
 
 def _sides(node: ex.Reduce) -> Iterator[tuple[ex.Expr, ex.Expr]]:
