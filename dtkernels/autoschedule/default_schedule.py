@@ -328,7 +328,9 @@ class _Fusion:
         ``stored``: products whose rows are reduced have kernels of their own, with what is made of them element by element.
         ``rows``: outputs without products are computed where others are made from them, or from what they are made from, in rows held whole."""
         shared = shared_passes(self.shape) if passing else ()
-        joined = {} if self.scans or apart else fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
+        joined = {} if apart else fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
+        walked = {*self.scans, *(scan_consumer(self.shape, f) for f in self.scans)}  # kernels that run along a label
+        joined = {o: place for o, place in joined.items() if not {o, place[0]} & walked}
         within = within and 0 not in self.sizes.values()
         if beside:
             joined = {o: place for o, place in joined.items() if not {o, place[0]} & products_of_outputs(self.shape)}
