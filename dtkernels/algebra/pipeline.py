@@ -37,6 +37,7 @@ from .rules.label_unification import unify_labels
 from .rules.phases import separate_phases
 from .rules.product_columns import sum_product_operands
 from .rules.product_elements import make_picked_elements, sum_rows_first
+from .rules.remainders import pick_remainders
 from .rules.scans import extract_scans
 from .rules.sums_as_products import sums_to_float32_products, sums_to_matrix_products
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
@@ -70,6 +71,7 @@ RULES = (
     Rule("mean_to_sum", lambda a, c: mean_to_sum(a), "rewrite means as sums divided by an extent"),
     Rule("conditions_to_numbers", lambda a, c: conditions_to_numbers(a), "rewrite reductions of conditions as those of ones and zeros"),
     Rule("tanh_to_sigmoid", lambda a, c: tanh_to_sigmoid(a), "rewrite 1 + tanh(a) as 2 * sigmoid(2 * a)"),
+    Rule("pick_remainders", lambda a, c: pick_remainders(a), "replace labels that a condition on a remainder decides by their values", unscheduled_only=True),
     Rule("center_moments", lambda a, c: center_moments(a, c.outputs, c.inline), "compute variances and covariances from deviations"),
     Rule("hoist_invariant_factors", lambda a, c: hoist_invariant_factors(a, c.outputs, c.inline), "hoist factors out of sums they do not depend on"),
     Rule("sum_product_operands", lambda a, c: sum_product_operands(a, c.outputs), "sum an operand where only sums of a product are read", unscheduled_only=True),
