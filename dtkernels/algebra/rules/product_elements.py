@@ -46,11 +46,17 @@ def _readers(algorithm: Algorithm) -> dict[str, int]:
 
 
 def _columns(e: ex.Expr, algorithm: Algorithm, single: set[str]) -> frozenset[str]:
-    """Return the columns of a product in ``e``: labels that its second operand alone has. Funcs that are read once are looked through."""
+    """Return the columns of a product in ``e``, or of a sum over all pairs of rows of two tensors: labels that the second alone has.
+
+    Funcs that are read once are looked through.
+    """
     for node in e.walk():
-        if isinstance(node, ex.Dot):
-            left, right = ex.free_labels(node.left), ex.free_labels(node.right)
-            return right - left - {*node.labels} if left - right - {*node.labels} else frozenset()
+        if isinstance(node, ex.Dot) or isinstance(node, ex.Reduce) and node.kind == "sum":
+            rows = [ex.free_labels(x) for x in ([node.left, node.right] if isinstance(node, ex.Dot) else ex.accesses(node.arg))]
+            rows = [own - {*node.labels} for own in rows if own & {*node.labels}]
+            columns = next((b - rows[0] for b in rows[1:] if b - rows[0] and rows[0] - b), frozenset())
+            if columns or isinstance(node, ex.Dot):
+                return columns
         if isinstance(node, ex.Access) and node.tensor in single:
             d = algorithm[node.tensor]
             if node.index == tuple(map(ex.Label, d.labels)) and (found := _columns(d.expr, algorithm, single)):
