@@ -39,7 +39,7 @@ from .rules.product_columns import sum_product_operands
 from .rules.product_elements import make_picked_elements, sum_rows_first
 from .rules.remainders import pick_remainders
 from .rules.scans import extract_scans
-from .rules.sums_as_products import sums_to_float32_products, sums_to_matrix_products
+from .rules.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
 from .rules.unit_labels import drop_unit_labels
 from .top_k import expand_top_k
@@ -90,9 +90,10 @@ LOWERING_RULES = (
     Rule("group_products", lambda a, c: group_products(a), "rewrite products with slices that data picks as sums over the slices", unscheduled_only=True),
     Rule("bound_picked_sums", lambda a, c: bound_picked_sums(a), "bound sums over the elements that data picks by the first and the last of them", unscheduled_only=True),
     Rule("subtract_maxima", lambda a, c: subtract_maxima(a, c.outputs), "subtract the maximum from arguments of exp where it cancels"),
+    Rule("nest_contractions", lambda a, c: nest_contractions(a), "sum two factors first where several labels are summed over", unscheduled_only=True),
+    Rule("sums_to_float32_products", lambda a, c: sums_to_float32_products(a), "rewrite sums of products of computed factors as rdot in float32", unscheduled_only=True),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
     Rule("extract_equal_products", lambda a, c: extract_equal_products(a), "give a product that a definition has more than once its own Func", unscheduled_only=True),
-    Rule("sums_to_float32_products", lambda a, c: sums_to_float32_products(a), "rewrite sums of products of computed factors as rdot in float32", unscheduled_only=True),
     Rule("make_picked_elements", lambda a, c: make_picked_elements(a, c.outputs), "make the elements that are picked of a product by themselves", unscheduled_only=True),
     Rule("sum_rows_first", lambda a, c: sum_rows_first(a, c.outputs), "sum rows of a product before its columns", unscheduled_only=True),
     Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),

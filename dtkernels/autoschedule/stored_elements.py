@@ -46,16 +46,17 @@ def sums_held_rows(shape: SchedulingProblem, func: str, host: str) -> bool:
 def operand_with_rows(shape: SchedulingProblem, func: str, operands: Iterable[str]) -> str | None:
     """Return the first of ``operands``, which have kernels of their own, whose kernel can sum rows for ``func`` as well and store the sums: both read the same elements."""
     for operand in sorted(operands):
-        read = [_read_anywhere(shape, f, set(shape.algorithm[operand].labels)) for f in (func, operand)]
+        read = [_read_in_rows(shape, f, shape.algorithm[operand].labels) for f in (func, operand)]
         waits = operand in shape.algorithm.needed_by((func,)) or not shape.algorithm[func].labels
         if not waits and read[0] & read[1] and sums_held_rows(shape, func, operand) and _is_elementwise(shape, [operand]):
             return operand
     return None
 
 
-def _read_anywhere(shape: SchedulingProblem, func: str, labels: set[str]) -> set[str]:
-    """Return the tensors of which ``func`` is made that are read at every element of ``labels``."""
-    return {a.tensor for f in shape.algorithm.needed_by((func,)) for a in ex.accesses(shape.algorithm[f].expr) if labels <= ex.free_labels(a)}
+def _read_in_rows(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> set[str]:
+    """Return the tensors of which ``func`` is made that are read at every element of ``labels``, the last of which lies contiguous."""
+    every = (a for f in shape.algorithm.needed_by((func,)) for a in ex.accesses(shape.algorithm[f].expr))
+    return {a.tensor for a in every if set(labels) <= ex.free_labels(a) and a.index[-1:] == (ex.Label(labels[-1]),)}
 
 
 def with_stored_outputs(shape: SchedulingProblem, stored: tuple[str, ...]) -> tuple[str, ...]:

@@ -28,6 +28,28 @@ def sums_to_matrix_products(algorithm: Algorithm) -> Algorithm:
     return _with_sums(algorithm, change)
 
 
+def nest_contractions(algorithm: Algorithm) -> Algorithm:
+    """Sum the two factors that share a label first, where a sum over several labels has three factors or more.
+
+    Before: ``f[b, o] = rsum(x[b, i] * W[o, i, j] * y[b, j], i, j);``
+    After:  ``f[b, o] = rsum(x[b, i] * rsum(W[o, i, j] * y[b, j], j), i);``
+    """
+
+    def change(node: ex.Reduce) -> ex.Expr:
+        factors = list(_factors(node.arg))
+        if len(node.labels) < 2 or len(factors) < 3:
+            return node
+        for label in reversed(node.labels):
+            inner = [f for f in factors if label in ex.free_labels(f)]
+            rest = [f for f in factors if label not in ex.free_labels(f)]
+            sums = ex.Reduce("sum", _product(inner), (label,), pos=node.pos) if len(inner) == 2 and rest else None
+            if sums is not None and next(_sides(sums), None) is not None:
+                return replace(node, arg=_product([*rest, sums]), labels=tuple(x for x in node.labels if x != label))
+        return node
+
+    return _with_sums(algorithm, change)
+
+
 def sums_to_float32_products(algorithm: Algorithm) -> Algorithm:
     """Rewrite a sum of products of computed factors as a matrix product in float32, as ``sums_to_matrix_products`` does for inputs.
 
@@ -40,6 +62,8 @@ def sums_to_float32_products(algorithm: Algorithm) -> Algorithm:
         sides = next(_sides(node), None)
         if sides is None or any(a.tensor in integral for a in ex.accesses(node.arg)):
             return node
+        if all(isinstance(s, ex.Access) and s.tensor in algorithm.inputs for s in sides):
+            return ex.Dot(*sides, node.labels, pos=node.pos)
         return ex.Dot(ex.Cast(sides[0], "fp32"), ex.Cast(sides[1], "fp32"), node.labels, pos=node.pos)
 
     return _with_sums(algorithm, change)
