@@ -39,6 +39,7 @@ from .rules.product_columns import sum_product_operands
 from .rules.product_elements import make_picked_elements, sum_rows_first
 from .rules.remainders import pick_remainders
 from .rules.scans import extract_scans
+from .rules.shared_groups import share_groups
 from .rules.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
 from .rules.unit_labels import drop_unit_labels
@@ -96,6 +97,7 @@ LOWERING_RULES = (
     Rule("extract_equal_products", lambda a, c: extract_equal_products(a), "give a product that a definition has more than once its own Func", unscheduled_only=True),
     Rule("make_picked_elements", lambda a, c: make_picked_elements(a, c.outputs), "make the elements that are picked of a product by themselves", unscheduled_only=True),
     Rule("sum_rows_first", lambda a, c: sum_rows_first(a, c.outputs), "sum rows of a product before its columns", unscheduled_only=True),
+    Rule("share_groups", lambda a, c: share_groups(a), "reduce once for a group what depends on an index by its group alone", unscheduled_only=True),
     Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),
     Rule("fold_constants", lambda a, c: _fold_constants(a, c), "do arithmetic on constants and remove what no output needs"),
 )

@@ -571,9 +571,9 @@ class _Fusion:
         return self._elements(reduction_labels(self.algorithm, func)) >= BLOCK and 2 * programs <= self.shape.target.multiprocessors and sums >= 8 * programs
 
     def _bounds_loop(self, func: str, missing: tuple[str, ...]) -> bool:
-        """Return whether ``func`` tells between which elements of a label that it reduces others reduce: each block would look at all of them."""
+        """Return whether ``func`` tells between which elements of a label that it reduces others reduce: each block would look at all of them, many in small steps."""
         over = set(reduction_labels(self.algorithm, func))
-        if self._elements(missing) <= WHOLE_SIDE:
+        if self._elements(missing) <= WHOLE_SIDE and self._elements(tuple(over)) <= BLOCK:
             return False
         tests = (n for d in self.algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS)
         sides = (pair for t in tests for pair in ((t.left, t.right), (t.right, t.left)))
