@@ -75,12 +75,13 @@ RULES = (
     Rule("pick_remainders", lambda a, c: pick_remainders(a), "replace labels that a condition on a remainder decides by their values", unscheduled_only=True),
     Rule("center_moments", lambda a, c: center_moments(a, c.outputs, c.inline), "compute variances and covariances from deviations"),
     Rule("hoist_invariant_factors", lambda a, c: hoist_invariant_factors(a, c.outputs, c.inline), "hoist factors out of sums they do not depend on"),
+    Rule("share_groups", lambda a, c: share_groups(a), "reduce once for a group what depends on an index by its group alone", unscheduled_only=True),
     Rule("sum_product_operands", lambda a, c: sum_product_operands(a, c.outputs), "sum an operand where only sums of a product are read", unscheduled_only=True),
     Rule("fold_invariant_reductions", lambda a, c: fold_invariant_reductions(a), "evaluate reductions over a label that their terms lack"),
     Rule("sums_to_matrix_products", lambda a, c: sums_to_matrix_products(a), "rewrite sums of products of two inputs as rdot", unscheduled_only=True),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
     Rule("unify_labels", lambda a, c: unify_labels(a), "give labels that index one dimension one name", unscheduled_only=True),
-    Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func", unscheduled_only=True),
+    Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a, invariant=True), "give a reduction inside another, or that lacks a label of its Func, its own Func", unscheduled_only=True),
     Rule("extract_sum_exp_addends", lambda a, c: extract_sum_exp_addends(a), "give what is added to a sum of exponentials its own Func"),
     Rule("move_masks_into_exponentials", lambda a, c: move_masks_into_exponentials(a, c.outputs), "rewrite a masked exp as exp of -inf where masked"),
 )
@@ -97,7 +98,6 @@ LOWERING_RULES = (
     Rule("extract_equal_products", lambda a, c: extract_equal_products(a), "give a product that a definition has more than once its own Func", unscheduled_only=True),
     Rule("make_picked_elements", lambda a, c: make_picked_elements(a, c.outputs), "make the elements that are picked of a product by themselves", unscheduled_only=True),
     Rule("sum_rows_first", lambda a, c: sum_rows_first(a, c.outputs), "sum rows of a product before its columns", unscheduled_only=True),
-    Rule("share_groups", lambda a, c: share_groups(a), "reduce once for a group what depends on an index by its group alone", unscheduled_only=True),
     Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),
     Rule("fold_constants", lambda a, c: _fold_constants(a, c), "do arithmetic on constants and remove what no output needs"),
 )

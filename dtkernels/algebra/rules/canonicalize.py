@@ -70,8 +70,8 @@ def fold_invariant_reductions(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
-def extract_nested_reductions(algorithm: Algorithm) -> Algorithm:
-    """Give a reduction its own Func if it is inside the argument of another or runs over a label of its Func.
+def extract_nested_reductions(algorithm: Algorithm, invariant: bool = False) -> Algorithm:
+    """Give a reduction its own Func if it is inside the argument of another or runs over a label of its Func; with ``invariant`` also if it lacks one.
 
     Before: ``y[x] = rsum(exp(rdot(A[x, k], B[k, l], k)), l);``
     After:  ``y_dot[x, l] = rdot(A[x, k], B[k, l], k);  y[x] = rsum(exp(y_dot[x, l]), l);``
@@ -85,7 +85,7 @@ def extract_nested_reductions(algorithm: Algorithm) -> Algorithm:
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     for d in algorithm.definitions:
         below = algorithm.with_definitions((*definitions, d)).needed_by((d.name,))
-        hoisting = _NestedReductionExtractor(d, [f for f in definitions if f.name in below], taken, algorithm)
+        hoisting = _NestedReductionExtractor(d, [f for f in definitions if f.name in below], taken, algorithm, invariant)
         expr = hoisting.of(d.expr, whole=True)
         hoisting.below += hoisting.made
         expr = hoisting.of(expr, whole=True)  # the rest of the definition
@@ -143,7 +143,8 @@ class _GradientReductionExtractor:
 class _NestedReductionExtractor:
     """Makes the Funcs of ``extract_nested_reductions`` for one definition, or finds them among the Funcs ``below``."""
 
-    def __init__(self, owner: Definition, below: list[Definition], taken: set[str], algorithm: Algorithm):
+    def __init__(self, owner: Definition, below: list[Definition], taken: set[str], algorithm: Algorithm, invariant: bool):
+        self.invariant = invariant
         self.owner, self.below, self.taken, self.order, self.tied = owner, below, taken, algorithm.labels, algorithm.tied_labels
         self.made: list[Definition] = []
 
@@ -156,7 +157,8 @@ class _NestedReductionExtractor:
             return node
         if not whole and (same := self._existing_func(node)):
             return same
-        if not inside and not set(over) & set(self.owner.labels):
+        lacks = self.invariant and not set(self.owner.labels) <= ex.free_labels(node)  # blocks of that label would each make it again
+        if not inside and not lacks and not set(over) & set(self.owner.labels):
             return node
         return extracted_func(node, "dot" if isinstance(node, ex.Dot) else node.kind, self.owner, self.made, self.taken, self.order)  # type: ignore[attr-defined]
 
