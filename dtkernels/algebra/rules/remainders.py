@@ -25,7 +25,8 @@ def pick_remainders(algorithm: Algorithm) -> Algorithm:
         while (picked := _picked(conditions, labels, algorithm)) is not None:
             label, value = picked
             conditions = [c for c in conditions if _remainder(c, label, algorithm) is None]
-            conditions, term = [ex.substitute(c, {label: ex.Const(value)}) for c in conditions], ex.substitute(term, {label: ex.Const(value)})
+            conditions, term = ([_without_rests(ex.substitute(e, {label: value})) for e in es] for es in (conditions, [term]))
+            (term,) = term
             labels.remove(label)
             found = True
         if not found:
@@ -52,20 +53,37 @@ def _all_of(condition: ex.Expr) -> list[ex.Expr]:
     return [condition]
 
 
-def _picked(conditions: list[ex.Expr], labels: list[str], algorithm: Algorithm) -> tuple[str, int] | None:
+def _picked(conditions: list[ex.Expr], labels: list[str], algorithm: Algorithm) -> tuple[str, ex.Expr] | None:
     """Return a label that a condition decides, and its value."""
     return next(((x, v) for c in conditions for x in labels if (v := _remainder(c, x, algorithm)) is not None), None)
 
 
-def _remainder(condition: ex.Expr, label: str, algorithm: Algorithm) -> int | None:
+def _remainder(condition: ex.Expr, label: str, algorithm: Algorithm) -> ex.Expr | None:
     """Return the value of ``label`` where the condition is that a number of multiples of its extent and itself leaves a certain remainder."""
     match condition:
         case ex.Binary("==", ex.Binary("%", number, ex.Const(size)), ex.Const(rest)) if algorithm.constant_extent(label) == size:
             form = {atom: times for atom, times in linear_form(number).items() if times}
             times, constant = form.pop(ex.Label(label), 0), form.pop(None, 0)
-            if abs(times) == 1 and all(n % size == 0 for n in form.values()):
-                return int(times * (rest - constant) % size)
+            others = {atom: n for atom, n in form.items() if n % size}
+            if abs(times) == 1 and not others:
+                return ex.Const(int(times * (rest - constant) % size))
+            if times == -1 and rest == constant and len(others) == 1 and set(others.values()) == {1}:
+                return ex.Binary("%", next(iter(others)), ex.Const(size))
     return None
+
+
+def _without_rests(e: ex.Expr) -> ex.Expr:
+    """Simplify quotients of what is left without a remainder, and what they make with it: ``(c - c % 8) / 8``, ``c / 8 * 8 + c % 8``."""
+
+    def change(node: ex.Expr) -> ex.Expr:
+        match node:
+            case ex.Binary("/", ex.Binary("-", a, ex.Binary("%", b, size)), by) if a == b and size == by:
+                return replace(node, left=a)
+            case ex.Binary("+", ex.Binary("*", ex.Binary("/", a, size), by), ex.Binary("%", b, rest)) if a == b and size == by == rest:
+                return ex.Binary("+", a, ex.Const(0))  # a bare label would give the dimension its extent
+        return node
+
+    return e.transform(change)
 
 
 def _is_extent_of_factor(condition: ex.Expr, term: ex.Expr, algorithm: Algorithm) -> bool:
