@@ -33,14 +33,14 @@ from .rules.exponentials.max_subtraction import move_masks_into_exponentials, su
 from .rules.exponentials.shift_degree import Degree, degree
 from .rules.exponentials.sum_exp_addends import extract_sum_exp_addends
 from .rules.factor_hoisting import hoist_invariant_factors, hoist_row_factors
+from .rules.indices.phases import separate_phases
+from .rules.indices.remainders import pick_remainders
+from .rules.indices.shared_groups import share_groups
 from .rules.label_unification import unify_labels
-from .rules.phases import separate_phases
-from .rules.product_columns import sum_product_operands
-from .rules.product_elements import make_picked_elements, sum_rows_first
-from .rules.remainders import pick_remainders
+from .rules.products.product_columns import sum_product_operands
+from .rules.products.product_elements import make_picked_elements, sum_rows_first
+from .rules.products.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from .rules.scans import extract_scans
-from .rules.shared_groups import share_groups
-from .rules.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
 from .rules.unit_labels import drop_unit_labels
 from .top_k import expand_top_k
@@ -81,7 +81,7 @@ RULES = (
     Rule("sums_to_matrix_products", lambda a, c: sums_to_matrix_products(a), "rewrite sums of products of two inputs as rdot", unscheduled_only=True),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
     Rule("unify_labels", lambda a, c: unify_labels(a), "give labels that index one dimension one name", unscheduled_only=True),
-    Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a, invariant=True), "give a reduction inside another, or that lacks a label of its Func, its own Func", unscheduled_only=True),
+    Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a, invariant=True), "give a reduction inside another, or without a label of its Func, its own", unscheduled_only=True),
     Rule("extract_sum_exp_addends", lambda a, c: extract_sum_exp_addends(a), "give what is added to a sum of exponentials its own Func"),
     Rule("move_masks_into_exponentials", lambda a, c: move_masks_into_exponentials(a, c.outputs), "rewrite a masked exp as exp of -inf where masked"),
 )

@@ -45,7 +45,14 @@ from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
-from .stored_elements import feeds_another_output, operand_with_rows, products_of_outputs, stored_elements, sums_held_rows, with_stored_outputs
+from .stored_elements import (
+    feeds_another_output,
+    operand_with_rows,
+    products_of_outputs,
+    stored_elements,
+    sums_held_rows,
+    with_stored_outputs,
+)
 from .stored_operands import in_loop, stored_operands
 
 FEW = 8  #: terms of a sum that every block may add up for itself
@@ -356,7 +363,7 @@ class _Fusion:
                 found, hosts[d.name] = [*found, Bare(d.name, "store"), FuseAt(d.name, "fuse_at", (operand, d.labels[-1]))], {operand}
                 continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
-            again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not self._is_compared_for_equality(d.name)
+            again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not self.shape.is_compared_for_equality(d.name)
             apart_by_way = d.name in self.stored or stored and feeds_row_reduction(self.shape, d.name)
             again = again and not apart_by_way and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
             place = self._fusion_point(d.name, first, streaming) if again else None
@@ -410,7 +417,7 @@ class _Fusion:
         The two then overlap and take no longer than the reads and writes. Blocks of rows alone must keep the GPU busy.
         """
         order = [f for f in self.algorithm.needed_by(self.outputs) if f in roots]
-        if len(order) < 2 or not self.shape.holds_chain(func, order[0]) or self._is_compared_for_equality(func):
+        if len(order) < 2 or not self.shape.holds_chain(func, order[0]) or self.shape.is_compared_for_equality(func):
             return None
         carried = [label for label in reduction_labels(self.algorithm, order[0]) if label in self.algorithm[func].labels]
         shared = [label for label in self.algorithm[order[0]].labels if label in self.algorithm[func].labels]
@@ -488,16 +495,6 @@ class _Fusion:
         """Return whether both reduce over the same labels and have the same labels."""
         labels = [reduction_labels(self.algorithm, f) for f in (func, other)]
         return labels[0] == labels[1] != () and self.algorithm[func].labels == self.algorithm[other].labels
-
-    def _is_compared_for_equality(self, func: str) -> bool:
-        """Return whether an element of ``func`` that contains sums is compared for equality: other tiles may add up to another value."""
-        parts = [n for f in self.algorithm.needed_by((func,)) for n in self.algorithm[f].expr.walk()]
-        if not any(isinstance(n, ex.Dot) or isinstance(n, ex.Reduce) and n.kind == "sum" for n in parts):
-            return False
-        nodes = [n for d in self.algorithm.definitions for n in d.expr.walk()]
-        tests = [n.children() for n in nodes if isinstance(n, ex.Binary) and n.op in ("==", "!=")]
-        tensors = [[side.tensor for side in sides if isinstance(side, ex.Access)] for sides in tests]
-        return any(func in named for named, sides in zip(tensors, tests) if len(named) == len(sides))
 
     def _is_recomputed(self, func: str) -> bool:
         """Return whether several kernels each compute ``func``: it is cheap, or larger than its inputs."""

@@ -83,6 +83,16 @@ class SchedulingProblem:
         fed = self.algorithm.needed_by(tuple(a.tensor for side in sides for a in ex.accesses(side) if a.tensor in self.algorithm))
         return not set(fed) & set(products) and all(set(self.algorithm[m].labels) == set(self.algorithm[root].labels) for m in products)
 
+    def is_compared_for_equality(self, func: str) -> bool:
+        """Return whether an element of ``func`` that contains sums is compared for equality: other tiles may add up to another value."""
+        parts = [n for f in self.algorithm.needed_by((func,)) for n in self.algorithm[f].expr.walk()]
+        if not any(isinstance(n, ex.Dot) or isinstance(n, ex.Reduce) and n.kind == "sum" for n in parts):
+            return False
+        nodes = [n for d in self.algorithm.definitions for n in d.expr.walk()]
+        tests = [n.children() for n in nodes if isinstance(n, ex.Binary) and n.op in ("==", "!=")]
+        tensors = [[side.tensor for side in sides if isinstance(side, ex.Access)] for sides in tests]
+        return any(func in named for named, sides in zip(tensors, tests) if len(named) == len(sides))
+
     def holds_chain(self, func: str, root: str) -> bool:
         """Return whether a product feeds another through an intermediate narrow enough to hold whole."""
         carried = [label for label in reduction_labels(self.algorithm, root) if label in self.algorithm[func].labels]

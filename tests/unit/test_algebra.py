@@ -30,9 +30,9 @@ from dtkernels.algebra.rules.exponentials.max_subtraction import move_masks_into
 from dtkernels.algebra.rules.exponentials.shift_degree import FREE, Degree, degree
 from dtkernels.algebra.rules.exponentials.sum_exp_addends import extract_sum_exp_addends
 from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors
+from dtkernels.algebra.rules.indices.phases import separate_phases
 from dtkernels.algebra.rules.label_unification import unify_labels
-from dtkernels.algebra.rules.phases import separate_phases
-from dtkernels.algebra.rules.product_columns import sum_product_operands
+from dtkernels.algebra.rules.products.product_columns import sum_product_operands
 from dtkernels.algebra.rules.scans import extract_scans
 from dtkernels.algebra.rules.tanh_to_sigmoid import tanh_to_sigmoid
 from dtkernels.algebra.rules.unit_labels import drop_unit_labels

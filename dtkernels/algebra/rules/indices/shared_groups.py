@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...lang import expr as ex
-from ...lang.algorithm import Algorithm, Definition
-
-from .canonicalize import fresh_name
-
-ONE = ex.Const(1)
+from ....lang import expr as ex
+from ....lang.algorithm import Algorithm, Definition
+from ...smart_constructors import ONE
+from ..canonicalize import fresh_name
 
 
 def share_groups(algorithm: Algorithm) -> Algorithm:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...lang import expr as ex
-from ...lang.algorithm import Algorithm, Definition
-from .canonicalize import extracted_func, fresh_name
+from ....lang import expr as ex
+from ....lang.algorithm import Algorithm, Definition
+from ..canonicalize import extracted_func, fresh_name
 
 
 def sum_rows_first(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...lang import expr as ex
-from ...lang.algorithm import Algorithm
-from ..index_inversion import linear_form
+from ....lang import expr as ex
+from ....lang.algorithm import Algorithm
+from ...index_inversion import linear_form
 
 
 def pick_remainders(algorithm: Algorithm) -> Algorithm:
@@ -25,8 +25,7 @@ def pick_remainders(algorithm: Algorithm) -> Algorithm:
         while (picked := _picked(conditions, labels, algorithm)) is not None:
             label, value = picked
             conditions = [c for c in conditions if _remainder(c, label, algorithm) is None]
-            conditions, term = ([_without_rests(ex.substitute(e, {label: value})) for e in es] for es in (conditions, [term]))
-            (term,) = term
+            *conditions, term = (_without_rests(ex.substitute(e, {label: value})) for e in (*conditions, term))
             labels.remove(label)
             found = True
         if not found:
@@ -67,8 +66,9 @@ def _remainder(condition: ex.Expr, label: str, algorithm: Algorithm) -> ex.Expr 
             others = {atom: n for atom, n in form.items() if n % size}
             if abs(times) == 1 and not others:
                 return ex.Const(int(times * (rest - constant) % size))
-            if times == -1 and rest == constant and len(others) == 1 and set(others.values()) == {1}:
-                return ex.Binary("%", next(iter(others)), ex.Const(size))
+            atom = next((a for a, n in others.items() if a is not None and n == 1), None)
+            if times == -1 and rest == constant and len(others) == 1 and atom is not None:
+                return ex.Binary("%", atom, ex.Const(size))
     return None
 
 

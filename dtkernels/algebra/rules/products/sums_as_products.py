@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ...lang import expr as ex
-from ...lang.algorithm import Algorithm
+from ....lang import expr as ex
+from ....lang.algorithm import Algorithm
 
 MOST_FACTORS = 5  #: of a sum whose factors are told apart
 
