@@ -75,7 +75,7 @@ RULES = (
     Rule("pick_remainders", lambda a, c: pick_remainders(a), "replace labels that a condition on a remainder decides by their values", unscheduled_only=True),
     Rule("center_moments", lambda a, c: center_moments(a, c.outputs, c.inline), "compute variances and covariances from deviations"),
     Rule("hoist_invariant_factors", lambda a, c: hoist_invariant_factors(a, c.outputs, c.inline), "hoist factors out of sums they do not depend on"),
-    Rule("share_groups", lambda a, c: share_groups(a), "reduce once for a group what depends on an index by its group alone", unscheduled_only=True),
+    Rule("share_groups", lambda a, c: share_groups(a, c.outputs), "reduce once for a group what depends on an index by its group alone", unscheduled_only=True),
     Rule("sum_product_operands", lambda a, c: sum_product_operands(a, c.outputs), "sum an operand where only sums of a product are read", unscheduled_only=True),
     Rule("fold_invariant_reductions", lambda a, c: fold_invariant_reductions(a), "evaluate reductions over a label that their terms lack"),
     Rule("sums_to_matrix_products", lambda a, c: sums_to_matrix_products(a), "rewrite sums of products of two inputs as rdot", unscheduled_only=True),

@@ -33,8 +33,8 @@ def hoist_invariant_factors(algorithm: Algorithm, outputs: tuple[str, ...], inli
 def hoist_row_factors(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """Hoist factors of whole rows, made of a sum of these rows, out of sums that read them in a Func, each as a Func of its own.
 
-    Before: ``kn[l, d] = K[l, d] * rsqrt(k_sum[l]);  s[m, l] = rdot(Q[m, d], kn[l, d], d);`` with ``k_sum[l] = rsum(K[l, d] * K[l, d], d);``
-    After:  ``kn_factor[l] = rsqrt(k_sum[l]);  s[m, l] = rdot(Q[m, d], K[l, d], d) * kn_factor[l];``
+    Before: ``k_sum[l] = rsum(K[l, d] * K[l, d], d);  kn[l, d] = K[l, d] * rsqrt(k_sum[l]);  s[m, l] = rdot(Q[m, d], kn[l, d], d);``
+    After:  ``k_sum[l] = rsum(K[l, d] * K[l, d], d);  kn_factor[l] = rsqrt(k_sum[l]);  s[m, l] = rdot(Q[m, d], K[l, d], d) * kn_factor[l];``
 
     Only where one tensor is left along that label: what is left of several would be computed in the sum's loop, without the factor as with it.
     """

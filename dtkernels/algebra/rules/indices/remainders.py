@@ -12,8 +12,10 @@ from ...index_inversion import linear_form
 def pick_remainders(algorithm: Algorithm) -> Algorithm:
     """Replace a label that a condition on a remainder decides by its value, and drop conditions that hold wherever an element is not 0.
 
-    Before: ``d_A[t] = rsum(where(2 * t + p + r < len(x), where((2 * t + p + r - r) % 2 == 0, d_f[2 * t + p + r] * W[r], 0), 0), r, p);``
-    After:  ``d_A[t] = rsum(d_f[2 * t + 0 + r] * W[r], r);`` with ``Extent p = 2;``
+    Before: ``d_A[t] = rsum(where((2 * t + p + r - r) % 2 == 0, d_f[2 * t + p + r] * W[r], 0), r, p);``
+    After:  ``d_A[t] = rsum(d_f[2 * t + 0 + r] * W[r], r);``
+
+    ``p`` has two values here. A condition that keeps an index inside an input is dropped where that input is a factor, which is 0 beyond.
     """
 
     def change(node: ex.Expr) -> ex.Expr:

@@ -10,17 +10,19 @@ from ...smart_constructors import ONE
 from ..canonicalize import fresh_name
 
 
-def share_groups(algorithm: Algorithm) -> Algorithm:
+def share_groups(algorithm: Algorithm, outputs: tuple[str, ...] = ()) -> Algorithm:
     """Give a reduction that reads a label of its Func as a quotient alone a Func with a label for the quotient.
 
     Before: ``big[n, c] = rmax(abs(A[n, c / 64 * 64 + k]), k);``
     After:  ``big_groups[n, c_group] = rmax(abs(A[n, c_group * 64 + k]), k);  big[n, c] = big_groups[n, c / 64];``
+
+    Results stay: each element of one is written anyway.
     """
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     definitions: list[Definition] = []
     labels: dict[tuple[str, int], str] = {}
     for d in algorithm.definitions:
-        found = _group(d)
+        found = _group(d) if d.name not in outputs else None
         if found is None:
             definitions.append(d)
             continue

@@ -68,7 +68,7 @@ def make_picked_elements(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algo
     """Make the elements of a product that are picked, on its diagonal or by data, by themselves, if all else that reads it reduces its rows.
 
     Before: ``s[i, j] = rdot(A[i, k], B[j, k], k);  t[i] = rsum(exp(s[i, j]), j);  f[i] = log(t[i]) - s[i, y[i]];``
-    After:  ``...  f_element[i] = rsum(A[i, k] * B[y[i], k], k);  f[i] = log(t[i]) - f_element[i];``
+    After:  ``s[i, j] = rdot(A[i, k], B[j, k], k);  t[i] = rsum(exp(s[i, j]), j);  f_element[i] = rsum(A[i, k] * B[y[i], k], k);  f[i] = log(t[i]) - f_element[i];``
 
     The whole product then need not be stored for the few. One whose columns are reduced too is stored anyway. Operands are inputs: a computed one would be rounded in the product and not here.
     """
