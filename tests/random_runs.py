@@ -26,7 +26,7 @@ MAY_REFUSE = (
     "an output is computed over all its labels", "a compiled Func that is fused needs its host", "kernels run one after another",
     "fuse_at a loop inside which its labels are bound", "what is stored", "a loop is unrolled or has specialised warps",
     "a kernel has clusters or specialised warps", "descriptor", "specialize_warps needs", "specialize_warps names a loop", "unroll names a loop",
-    "stages names a loop", "split", "one label of a kernel is split", "stage names an input", "align is for", "parts_at", "accumulate_at", "tail is for", "stream is for", "a tail cuts",
+    "stages names a loop", "split", "block(", "one label of a kernel", "stage names an input", "align is for", "parts_at", "accumulate_at", "tail is for", "stream is for", "a tail cuts",
     "store", "evict names a tensor",  # which a parameter leaves out
     "a tile of a product is", "a scan runs along one tile",
     "approximate(", "map walks the blocks of labels", "tensorize is of the Func whose loop it is",  # which the algebra, or another Func's loop, leaves without effect

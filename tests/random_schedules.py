@@ -136,7 +136,7 @@ class Scheduler:
             statements += [Primitive("f", "specialize_warps", ("k",)), Primitive("f", "num_warps", (8 if in_turn else 4,))]
             statements += [Primitive("f", "ping_pong")] * in_turn + [Primitive("f", "persistent")] * (in_turn and all(p.name != "persistent" for p in statements))
         elif self.chance(3):
-            statements.append(Primitive("f", "split", (Sized("k", self.pick([2, 3])),)))
+            statements.append(Primitive("f", *self.pick([("split", (Sized("k", self.pick([2, 3])),)), ("block", (Sized("k", 32),))])))
         if self.chance(3):
             statements.append(Primitive("f", "map", self.walk(tuple(blocks))))
         return Schedule(tuple(self.permuted(statements)))
@@ -210,7 +210,11 @@ class Scheduler:
         if labels and self.chance(6):
             found.append(Primitive(root, "specialize", (self.pick(labels),)))
         if (summed or labels and self.chance(10)) and self.chance(3):
-            found.append(Primitive(self.pick([root, *members]), "split", (Sized(self.pick(summed or labels), self.pick([1, 2, 3, 5])),)))
+            label = self.pick(summed or labels)
+            if label in summed and label not in self.algorithm[root].labels and self.chance(3):
+                found.append(Primitive(root, "block", (Sized(label, tiles[label]),)))
+            else:
+                found.append(Primitive(self.pick([root, *members]), "split", (Sized(label, self.pick([1, 2, 3, 5])),)))
         if summed and self.chance(12):
             found += [Primitive(root, "specialize_warps", (self.pick(summed),)), Primitive(root, "num_warps", (4,))]
         return [p for p in found if all(getattr(a, "label", a) in self.within(p.func, members) for a in p.args) or p.name == "num_warps"]

@@ -26,6 +26,7 @@ from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig, joined
 from .cost.predicted_time import predicted_time
 from .fit_resources import fit_resources
+from .kept_products import KeptProduct, beside, kept_product, summed_product
 from .memory_limit import limit_beside, pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
@@ -45,15 +46,8 @@ from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
-from .stored_elements import (
-    feeds_another_output,
-    operand_with_rows,
-    products_of_outputs,
-    stored_elements,
-    sums_held_rows,
-    with_stored_outputs,
-)
-from .stored_operands import in_loop, stored_operands
+from .stored_elements import feeds_another_output, is_compared_for_equality, products_of_outputs, stored_elements, with_stored_outputs
+from .stored_operands import in_loop, operand_with_rows, stored_operands, sums_held_rows
 
 FEW = 8  #: terms of a sum that every block may add up for itself
 BLOCK = 4096  #: elements of a block of rows
@@ -240,6 +234,8 @@ class _Fusion:
             yield self._fused(streaming=False)
             yield ()
             return
+        if kept := kept_product(self.shape):
+            yield self._beside(kept)
         first = self._fused(streaming=True, within=True, passing=True)
         for streaming in (True, False) if len(self.outputs) > 1 else ():
             fused = self._fused(streaming, within=True, passing=True, rows=True)
@@ -252,11 +248,16 @@ class _Fusion:
         yield from (replace(self, recomputing=again)._fused(streaming=True, within=True, passing=True) for again in (True, False))
         yield self._fused(streaming=True, within=True, storing=True)
         yield self._fused(streaming=True, within=True)
+        if not kept and (summed := summed_product(self.shape)) and not all(self.algorithm[o].labels for o in self.outputs):
+            yield self._beside(summed)
         yield self._fused(streaming=True)
         yield self._fused(streaming=False)
         if any(feeds_row_reduction(self.shape, f) for f in self.algorithm.funcs if f not in self.outputs):
             yield self._fused(streaming=True, within=True, stored=True)
         yield ()
+
+    def _beside(self, product: KeptProduct) -> tuple[Primitive, ...]:  # one kernel makes the product and reduces its rows
+        return beside(self.shape, product, lambda rest: replace(self, shape=rest)._fused(streaming=True, within=True, passing=True))
 
     def tiles(self, root: str, fused: tuple[Primitive, ...]) -> KernelConfig:
         """Return the choices for one kernel."""
@@ -363,7 +364,7 @@ class _Fusion:
                 found, hosts[d.name] = [*found, Bare(d.name, "store"), FuseAt(d.name, "fuse_at", (operand, d.labels[-1]))], {operand}
                 continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
-            again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not self.shape.is_compared_for_equality(d.name)
+            again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not is_compared_for_equality(self.algorithm, d.name)
             apart_by_way = d.name in self.stored or stored and feeds_row_reduction(self.shape, d.name)
             again = again and not apart_by_way and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
             place = self._fusion_point(d.name, first, streaming) if again else None
@@ -417,7 +418,7 @@ class _Fusion:
         The two then overlap and take no longer than the reads and writes. Blocks of rows alone must keep the GPU busy.
         """
         order = [f for f in self.algorithm.needed_by(self.outputs) if f in roots]
-        if len(order) < 2 or not self.shape.holds_chain(func, order[0]) or self.shape.is_compared_for_equality(func):
+        if len(order) < 2 or not self.shape.holds_chain(func, order[0]) or is_compared_for_equality(self.algorithm, func):
             return None
         carried = [label for label in reduction_labels(self.algorithm, order[0]) if label in self.algorithm[func].labels]
         shared = [label for label in self.algorithm[order[0]].labels if label in self.algorithm[func].labels]
@@ -485,9 +486,14 @@ class _Fusion:
     def _reduces_product_rows(self, func: str, hosts: dict[str, set[str]], root: str) -> bool:
         """Return whether ``func`` reduces rows of a product that is computed where it is read: in ``root`` or elsewhere."""
 
+        def readers(made: str) -> set[str]:
+            """Return the Funcs that read ``made``, or what is made of it element by element and has no place yet."""
+            users = {d.name for d in self.algorithm.definitions if any(a.tensor == made for a in ex.accesses(d.expr))}
+            through = {u for u in users if u not in hosts and u != func and not reduction_labels(self.algorithm, u)}
+            return (users - through).union(*map(readers, through))
+
         def here(product: str) -> bool:
-            users = [d.name for d in self.algorithm.definitions if any(a.tensor == product for a in ex.accesses(d.expr))]
-            return self._is_recomputed(product) or all(hosts.get(u) == {root} for u in users if u != func)
+            return self._is_recomputed(product) or all(hosts.get(u) == {root} for u in readers(product) if u != func)
 
         return any(swept(self.shape, func, f) and here(f) for f in self.algorithm.needed_by((func,)))
 
@@ -546,7 +552,7 @@ class _Fusion:
         over, own = reduction_labels(self.algorithm, func), self.algorithm[root].labels
         if self._leaves_few_programs(func, root) or over and self._is_read_in_windows(func, root):
             return True
-        if missing and (sum_needs_own_kernel(self.shape, func, root, missing) or self._bounds_loop(func, missing)):
+        if missing and (sum_needs_own_kernel(self.shape, func, root, missing) or self.shape.tells_bounds(func) and (self._elements(missing) > WHOLE_SIDE or self._elements(over) > BLOCK)):
             return True
         if set(over) & set(own):
             return own[-1] not in over and self._elements(over) > WHOLE_COLUMN
@@ -566,15 +572,6 @@ class _Fusion:
         """Return whether programs of ``root`` are too few for the GPU and each would compute many long sums ``func`` one after another."""
         programs, sums = self._elements(self.algorithm[root].labels), self._elements(self.algorithm[func].labels)
         return self._elements(reduction_labels(self.algorithm, func)) >= BLOCK and 2 * programs <= self.shape.target.multiprocessors and sums >= 8 * programs
-
-    def _bounds_loop(self, func: str, missing: tuple[str, ...]) -> bool:
-        """Return whether ``func`` tells between which elements of a label that it reduces others reduce: each block would look at all of them, many in small steps."""
-        over = set(reduction_labels(self.algorithm, func))
-        if self._elements(missing) <= WHOLE_SIDE and self._elements(tuple(over)) <= BLOCK:
-            return False
-        tests = (n for d in self.algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS)
-        sides = (pair for t in tests for pair in ((t.left, t.right), (t.right, t.left)))
-        return any(isinstance(a, ex.Access) and a.tensor == func and isinstance(b, ex.Label) and b.name in over for a, b in sides)
 
     def _is_scattered(self, func: str, root: str) -> bool:
         """Return whether neighbours in ``root`` read ``func`` far apart or read one element, at remainders and quotients: no tile of it serves a tile of ``root``."""

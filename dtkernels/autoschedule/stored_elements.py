@@ -7,16 +7,14 @@ Two gradients that products take, each in a kernel of its own, read the incoming
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
-from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
+from ..lang.algorithm import Algorithm
 from ..lang.schedule import Bare, FuseAt, Primitive
 from ..lang.schedule_checks import reduction_labels
 from .problem import SchedulingProblem
 from .rules.gemm_row_reduction import swept
-from .rules.reduction import ROW_LIMIT
 
 ROW = 16  #: bytes that rows start at multiples of, for products to load them as they are
 Members = Callable[[str], list[str]]
@@ -34,29 +32,6 @@ def stored_elements(shape: SchedulingProblem, roots: list[str], members: Members
             loop = _loop(shape, func, host, members) if host != func else None
             if loop and _read(shape, members(func)) & _read(shape, members(host)) and _runs_before_readers(shape, func, host, members):
                 yield FuseAt(func, "fuse_at", (host, loop)), Bare(func, "store")
-
-
-def sums_held_rows(shape: SchedulingProblem, func: str, host: str) -> bool:
-    """Return whether ``func`` reduces rows of elements such as ``host`` is made of one by one, short enough for its kernel to hold."""
-    own, over = shape.algorithm[func].labels, reduction_labels(shape.algorithm, func)
-    held = math.prod(next_power_of_two(shape.sizes[x]) for x in over) <= ROW_LIMIT
-    return bool(over) and held and (*own, *over) == shape.algorithm[host].labels and not shape.dots(func)
-
-
-def operand_with_rows(shape: SchedulingProblem, func: str, operands: Iterable[str]) -> str | None:
-    """Return the first of ``operands``, which have kernels of their own, whose kernel can sum rows for ``func`` as well and store the sums: both read the same elements."""
-    for operand in sorted(operands):
-        read = [_read_in_rows(shape, f, shape.algorithm[operand].labels) for f in (func, operand)]
-        waits = operand in shape.algorithm.needed_by((func,)) or not shape.algorithm[func].labels
-        if not waits and read[0] & read[1] and sums_held_rows(shape, func, operand) and _is_elementwise(shape, [operand]):
-            return operand
-    return None
-
-
-def _read_in_rows(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> set[str]:
-    """Return the tensors of which ``func`` is made that are read at every element of ``labels``, the last of which lies contiguous."""
-    every = (a for f in shape.algorithm.needed_by((func,)) for a in ex.accesses(shape.algorithm[f].expr))
-    return {a.tensor for a in every if set(labels) <= ex.free_labels(a) and a.index[-1:] == (ex.Label(labels[-1]),)}
 
 
 def with_stored_outputs(shape: SchedulingProblem, stored: tuple[str, ...]) -> tuple[str, ...]:
@@ -79,6 +54,17 @@ def products_of_outputs(shape: SchedulingProblem) -> set[str]:
 def feeds_another_output(shape: SchedulingProblem, output: str) -> bool:
     """Return whether another output is a product of this one."""
     return any(isinstance(s, ex.Access) and s.tensor == output for o in shape.outputs for dot in shape.dots(o) for s in (dot.left, dot.right))
+
+
+def is_compared_for_equality(algorithm: Algorithm, func: str) -> bool:
+    """Return whether an element of ``func`` that contains sums is compared for equality: other tiles may add up to another value."""
+    parts = [n for f in algorithm.needed_by((func,)) for n in algorithm[f].expr.walk()]
+    if not any(isinstance(n, ex.Dot) or isinstance(n, ex.Reduce) and n.kind == "sum" for n in parts):
+        return False
+    nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
+    tests = [n.children() for n in nodes if isinstance(n, ex.Binary) and n.op in ("==", "!=")]
+    tensors = [[side.tensor for side in sides if isinstance(side, ex.Access)] for sides in tests]
+    return any(func in named for named, sides in zip(tensors, tests) if len(named) == len(sides))
 
 
 def _is_elementwise(shape: SchedulingProblem, members: list[str]) -> bool:

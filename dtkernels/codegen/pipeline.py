@@ -183,13 +183,26 @@ def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple
         kernels = tuple(replace(k, descriptors=()) for k in kernels)
     if "eviction_hints" in left_out:
         kernels = tuple(replace(k, evict=()) for k in kernels)
-    for k in kernels:
-        if k.descriptors:
-            use_descriptors(k, options.where("descriptor"))  # refused here, or it can be printed
+    kernels = _with_possible_descriptors(kernels, options)
     if not left_out & {"tail_wave", "descriptors"}:  # a tail is for kernels with descriptors
         kernels = add_tail_wave(kernels, program, root, lambda smaller: lower_root(smaller, root))
     tell("tail_wave", kernels)
     return (*(k for a in program.accumulated if a.host == root for k in _clearing(program, a)), *kernels)
+
+
+def _with_possible_descriptors(kernels: tuple[Kernel, ...], options: KernelOptions) -> tuple[Kernel, ...]:
+    """Refuse descriptors that cannot be printed; the kernel that merges parts goes without where those that make them can have theirs."""
+    found, refused = [], None
+    for k in kernels:
+        try:
+            if k.descriptors:
+                use_descriptors(k, options.where("descriptor"))
+        except DTError as error:
+            k, refused = replace(k, descriptors=()), refused or error
+        found.append(k)
+    if refused is not None and not any(k.descriptors for k in found[:-1]):
+        raise refused
+    return tuple(found)
 
 
 def _clearing(program: Program, accumulation: Accumulation) -> tuple[Kernel, ...]:

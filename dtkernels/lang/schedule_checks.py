@@ -159,7 +159,9 @@ def _check_names(p: Primitive, algorithm: Algorithm, schedule: Schedule) -> None
     own = algorithm[p.func].labels
     within = labels_in_kernel(p.func, algorithm, schedule)
     inner = tuple(a.inner for a in p.groups) if isinstance(p, Map) else ()
-    allowed = {"block": own, "chunk": own, "map": own + inner, **dict.fromkeys(_LOOP_PRIMITIVES, within)}
+    parted = tuple(label for label in within if label not in own)  # a block of a sum makes a part of it
+    cut = own + tuple(label for label in parted if label in schedule.sizes(p.func, "block"))
+    allowed = {"block": own + parted, "chunk": own, "map": cut + inner, **dict.fromkeys(_LOOP_PRIMITIVES, within)}
     for named in map(subject, p.args):
         if p.name in allowed and named not in allowed[p.name]:
             raise DTError(f"{p.name} names a label of {p.func}", found=repr(named), allowed=", ".join(allowed[p.name]) or "none", at=p.pos)

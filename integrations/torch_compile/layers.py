@@ -10,6 +10,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
+from dtkernels.ops.losses.summed_rows import may_form_gradients, name_of_sum
 from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
 
 from .attention import cap_of, is_capped
@@ -65,10 +66,14 @@ def emit_loss(b: Builder, match: Match, result: fx.Node) -> fx.Node:
     given |= cap_of(match)
     if smoothing:
         given |= {"smoothed": True, "smoothing": float(smoothing)}  # type: ignore[arg-type]
-    losses = b.op("linear_cross_entropy", **given)
-    if said.get("reduction", "mean") == "none":
-        return losses
-    total = b.method("sum", losses)
+    tensors = [example(n) for n in given.values() if isinstance(n, torch.fx.Node)]
+    if said.get("reduction", "mean") != "none" and not smoothing and may_form_gradients(tensors):
+        total = b.op(name_of_sum("linear_cross_entropy"), **given)
+    else:
+        losses = b.op("linear_cross_entropy", **given)
+        if said.get("reduction", "mean") == "none":
+            return losses
+        total = b.method("sum", losses)
     return total if said.get("reduction") == "sum" else b.call(torch.div, total, b.method("sum", b.call(torch.ne, match.get("target"), ignored)))
 
 

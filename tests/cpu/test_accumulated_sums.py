@@ -104,7 +104,7 @@ REFUSED = {
     "f.accumulate_at(g);": r"arguments of accumulate_at: found \(g\); allowed: \(func, label\) or \(func, label, ordered\)",
     "f.accumulate_at(g, m, sorted);": r"arguments of accumulate_at: found \(g, m, sorted\)",
     "f.accumulate_at(g, m); f.accumulate_at(g, l);": "a schedule says accumulate_at of f once",
-    "f.accumulate_at(g, l); g.block(m:4);": "block names a label of g",
+    "f.accumulate_at(g, l); g.block(m:4);": r"a sum in blocks is of a kernel that adds to no other sum: found g.block\(m:4\)",
     "f.accumulate_at(g, e);": "go through the terms once: found e, which f and its terms lack",
     "f.accumulate_at(g, m); g.split(m:2);": r"split is of a kernel that adds to no other sum: found g.split\(m:2\)",
     "f.accumulate_at(g, m); g.cluster(2);": "cluster is of a kernel that adds to no other sum",

@@ -213,7 +213,7 @@ def test_a_long_product_whose_rows_are_reduced_is_made_once():
     """Where a kernel swept its rows it made the product twice, for the maximum and for the sum."""
     text = "Func y, c, l, f; In X, W; Var b; RVar o, k; y[b, o] = rdot(X[b, k], W[o, k], k); c[b, o] = clamp(y[b, o], -9, 9); l[b] = log(rsum(exp(c[b, o]), o)); f[b] = l[b] * l[b];"
     schedule = scheduled(text, {"b": 1024, "o": 8192, "k": 8192})
-    assert schedule.fused().items() >= {"y": ("c", "o"), "l": ("f", "b")}.items() and "c" not in schedule.fused(), str(schedule)
+    assert schedule.fused().get("l_shift") == ("l", "o"), str(schedule)  # one loop over the row for both
 
 
 def test_the_least_channel_is_stored_where_it_is_summed_along_the_image():

@@ -125,7 +125,7 @@ SCHEDULES = {
     ADD + "A.block(x:4);": "t.dt:3:1: a schedule is on a Func of the program: found 'A'; allowed: f",
     ADD + "g.compile();": "t.dt:3:1: a schedule is on a Func of the program: found 'g'; allowed: f",
     ADD + "f.block(z:4);": "t.dt:3:1: block names a label of f: found 'z'; allowed: x, y",
-    SUM + "s.block(y:4);": "t.dt:4:1: block names a label of s: found 'y'; allowed: x",
+    SUM + "s.block(y:4);": "t.dt:4:1: block(y:4): found tensorize(y:1); allowed: tensorize(y:4), as large as the block",
     ADD + "f.tensorize(k:4);": "t.dt:3:1: tensorize names a label of f: found 'k'; allowed: x, y",
     ADD + "f.map(y, z);": "t.dt:3:1: map names a label of f: found 'z'; allowed: x, y",
     ADD + "f.map(y, y);": "t.dt:3:1: map names a label once: found 'y' twice",

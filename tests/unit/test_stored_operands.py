@@ -22,8 +22,8 @@ BATCHED = "Func f; In A, W, s; Var b, m, n; RVar k; f[b, m, n] = rdot(A[b, m, k]
 PLAIN = "Func f; In A, W; Var m, n; RVar k; f[m, n] = rdot(A[m, k], W[n, k], k);"
 
 
-def stored(text: str, rows: int, types: dict[str, str] | None = None, wrt=(), columns: int = 4096) -> set[str]:
-    """The operands that the default schedule gives kernels of their own at so many rows, on an H100."""
+def stored(text: str, rows: int, types: dict[str, str] | None = None, wrt=(), columns: int = 4096, cut: bool = False) -> set[str]:
+    """The operands that the default schedule gives kernels of their own at so many rows, on an H100; ``cut``: in pieces."""
     algorithm, outputs = parse(text).algorithm, ("f",)
     if wrt:
         found = gradient(differentiable_form(algorithm, outputs), outputs, wrt)
@@ -35,6 +35,7 @@ def stored(text: str, rows: int, types: dict[str, str] | None = None, wrt=(), co
     kernels = {k.func for k in lower(Program(algorithm, schedule))}
     assert kernels == {p.func for p in schedule.primitives if p.name == "block"} - {*schedule.fused()}, str(schedule)
     found = kernels & {*operand_names(algorithm)}
+    assert {p.func for p in schedule.primitives if p.name == "chunk"} == (found if cut else set()), str(schedule)
     assert rows < 4096 or all(any(name in schedule.names(o, "descriptor") for o in outputs) for name in found), "the product of a stored operand is one of any two matrices"
     return found
 
@@ -56,7 +57,7 @@ def test_gradients_store_the_operands_of_both_products():
 
 def test_the_memory_limit_holds_for_operands(monkeypatch):
     monkeypatch.setenv("DTKERNELS_MEMORY_LIMIT", "31")
-    assert stored(INT8, 4096, {"W": "int8"}) == set()
+    assert stored(INT8, 4096, {"W": "int8"}, cut=True) == {"f_right"}
     monkeypatch.setenv("DTKERNELS_MEMORY_LIMIT", "32")
     assert stored(INT8, 4096, {"W": "int8"}) == {"f_right"}
 

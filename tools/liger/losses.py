@@ -43,6 +43,8 @@ def cross_entropy(logits, target, weight, ignore_index=-100, lse_square_scale=0.
 def fused_linear_cross_entropy(hidden, weight, target, bias=None, ce_weight=None, ignore_index=-100, lse_square_scale=0.0, label_smoothing=0.0, reduction="mean", softcap=None, return_z_loss=False, accum_dtype=None, use_token_scaling=False, return_token_accuracy=False, return_predicted_tokens=False):  # fmt: skip  # noqa: E501
     only(ce_weight=(ce_weight, None), return_token_accuracy=(return_token_accuracy, False), return_predicted_tokens=(return_predicted_tokens, False))
     more = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "softcap": softcap}
+    if not use_token_scaling and not return_z_loss:
+        return like(hidden, ops.linear_cross_entropy(hidden, weight, target, bias, z_loss=lse_square_scale, reduction=reduction, **more)), None, None, None
     rows = ops.linear_cross_entropy(hidden, weight, target, bias, z_loss=lse_square_scale, reduction="none", **more)
     if use_token_scaling:
         with torch.no_grad():

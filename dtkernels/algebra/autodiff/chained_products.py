@@ -28,7 +28,7 @@ from .rematerialization import Product
 def chained_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Product, ...]:
     """Return the Funcs, except outputs, that are a matrix product, perhaps times numbers, and that only products use, as operands."""
     inner = (d for d in algorithm.definitions if d.name not in outputs and _only_operand(d.name, algorithm))
-    return tuple(_product(d, dot, chained=True) for d in inner if (dot := _dot(d.expr)))
+    return tuple(_product(d, dot, chained=True) for d in inner if (dot := product_of(d.expr)))
 
 
 def inner_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Product, ...]:
@@ -41,7 +41,7 @@ def inner_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Prod
         return tuple(chained.values())
     named = with_named_products(algorithm)
     others = (d for d in named.definitions if d.name not in outputs and d.name not in chained and not _is_streamed(d, named))
-    found = chained | {d.name: _product(d, dot, chained=False) for d in others if (dot := _dot(d.expr))}
+    found = chained | {d.name: _product(d, dot, chained=False) for d in others if (dot := product_of(d.expr))}
     return tuple(found[d.name] for d in named.definitions if d.name in found)
 
 
@@ -55,7 +55,7 @@ def with_named_products(algorithm: Algorithm, only: Collection[str] | None = Non
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     for d in algorithm.definitions:
         made: list[Definition] = []
-        parts = {} if _dot(d.expr) else {n: extracted_func(n, "product", d, made, taken, d.labels) for n in _products_inside(d.expr, d.labels)}
+        parts = {} if product_of(d.expr) else {n: extracted_func(n, "product", d, made, taken, d.labels) for n in _products_inside(d.expr, d.labels)}
         wanted = {n: e for n, e in parts.items() if only is None or isinstance(e, ex.Access) and e.tensor in only}
         definitions += [m for m in made if m.expr in wanted]
         definitions.append(replace(d, expr=d.expr.transform(lambda n, wanted=wanted: wanted.get(n, n))) if wanted else d)  # type: ignore[misc]
@@ -104,7 +104,8 @@ def _runs_over(access: ex.Access, labels: tuple[str, ...]) -> bool:
     return any(label in ex.free_labels(access) for label in labels)
 
 
-def _dot(e: ex.Expr) -> ex.Dot | None:
+def product_of(e: ex.Expr) -> ex.Dot | None:
+    """Return the matrix product that ``e`` is, perhaps times numbers; None for others."""
     inner = _without_numbers(e)
     return inner if isinstance(inner, ex.Dot) else None
 

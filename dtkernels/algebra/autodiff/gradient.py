@@ -24,7 +24,7 @@ from .centered_weights import center_weights, inline_scores, name_scores
 from .chained_products import inner_products, with_named_products
 from .derivative import Contribution, contributions
 from .rematerialization import Product
-from .saved_tensors import choose_saved_tensors
+from .saved_tensors import choose_saved_tensors, reading_saved
 from .scan_adjoint import Parts, scan_adjoint
 
 
@@ -74,6 +74,8 @@ def gradient(
     saved = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products, exchange).with_extra(means)
     single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
     backward = in_float32(saved.backward, single | set(saved.extra))
+    if any(not algorithm[o].labels for o in outputs):  # rows are then made by a kernel of their own, and summed by another
+        saved = replace(saved, forward=reading_saved(saved.forward, saved.extra))
     returned = outputs + saved.extra + saved.products
     backward = merge_equal_operands(merge_equal_funcs(backward, tuple(grads.values())))
     backward = _gradients_in_float32(algorithm, outputs, backward, grads)

@@ -194,6 +194,23 @@ def _normalize_sum(expr: ex.Expr, total: str, log: str, *, rows_vanish: bool) ->
     return expr.rebuild(lambda child: _normalize_sum(child, total, log, rows_vanish=rows_vanish))
 
 
+def reading_saved(forward: Algorithm, extra: tuple[str, ...]) -> Algorithm:
+    """Return forward with what it saves in float32 computed once: its results read that too.
+
+    Before: ``loss[] = rsum(log(s[x]), x); s_log[x] = cast(log(s[x]), fp32);``  After: ``s_log[x] = cast(log(s[x]), fp32); loss[] = rsum(s_log[x], x);``
+    """
+    saved = {f: d.expr.arg for f in extra if isinstance((d := forward[f]).expr, ex.Cast)}
+    values = {value: ex.Access(f, tuple(map(ex.Label, forward[f].labels))) for f, value in saved.items() if any(ex.accesses(value))}
+    later, found = dict(saved), []
+    for d in (d for d in forward.definitions if d.name not in saved):
+        found.append(replace(d, expr=d.expr.transform(lambda n: values.get(n, n))))
+        done = {x.name for x in found}
+        for f in [f for f, value in later.items() if all(a.tensor in done or a.tensor not in forward for a in ex.accesses(value))]:
+            found.append(forward[f])
+            del later[f]
+    return forward.with_definitions((*found, *(forward[f] for f in later)))
+
+
 def _normalized_sum(log: str, index: tuple[ex.Expr, ...]) -> ex.Expr:
     return ex.Call("where", (ex.Binary("==", ex.Access(log, index), ex.NEG_INF), ZERO, ONE))
 

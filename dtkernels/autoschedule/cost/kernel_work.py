@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...codegen.held_terms import FLOAT8_DEPTH, HELD_BY_WARP, MOST_IMPRECISE
 from ...codegen.powers_of_two import binary_parts, next_power_of_two
 from .kernel_config import ORDERED, KernelConfig, read_schedule
-from .outline import SECTOR, VECTOR, FuncOutline, Known, Product, Read
+from .outline import SECTOR, VECTOR, FuncOutline, Known, Product, Read, paired_terms
 
 if TYPE_CHECKING:
     from ...codegen.target import Target
@@ -78,6 +78,7 @@ class _Access(NamedTuple):
     looped: bool  #: whether a loop advances it
     again: bool
     internal: bool  #: of a Func that another kernel writes
+    sweeps: int  #: loops, one after another, that each make the product it is an operand of
 
 
 class KernelPlan:
@@ -86,10 +87,11 @@ class KernelPlan:
     def __init__(self, config: KernelConfig, known: Known, aligned: frozenset[str], fused: frozenset[str] = frozenset()):
         self.config, self.known, self.aligned = config, known, aligned | frozenset(config.staged)
         own = known.funcs.get(config.func) or known.outline.funcs[-1]
-        self.blocks, self.tiles, self.split = dict(config.blocks), config.all_of("tiles"), config.all_of("split")
+        self.blocks, self.tiles = dict(config.blocks), config.all_of("tiles")
         self.members: list[tuple[FuncOutline, str]] = [(own, "")]
         self.members += [(known.funcs[f], loop) for f, loop in config.members if f in known.funcs]
         self.root = own
+        self.split = self._split_labels(config)
         for func, _ in self.members:  # what is fused elsewhere and not written is computed here once more
             again = [r.tensor for r in func.reads if r.tensor in fused and all(r.tensor != m.name for m, _ in self.members)]
             self.members += [(known.funcs[name], own.reduced[-1] if own.reduced else "") for name in dict.fromkeys(again)]
@@ -97,8 +99,8 @@ class KernelPlan:
         domain |= dict.fromkeys(x for f, _ in self.members for x in f.labels if x not in known.aliases)
         self.domain = tuple(domain)
         self.order = self._order()
-        self.products = [(p, self._outside(f, loop), self._whole(f)) for f, loop in self.members for p in f.products]
-        self.paired = len(self.products) > 1 and len({p.reduced for p, _, _ in self.products}) == 1
+        self.products = [(p, self._outside(f, loop), self._whole(f), self._sweeps(f)) for f, loop in self.members for p in f.products]
+        self.paired = len(self.products) > 1 and len({p.reduced for p, *_ in self.products}) == 1
         self.passes = self._passes()
         self.arithmetic = [(*a, len(self.passes[f.name]), paired_terms(f)) for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
         self.accesses = self._accesses()
@@ -118,9 +120,13 @@ class KernelPlan:
     def resized(self, config: KernelConfig) -> KernelPlan:
         """Return the plan of a kernel of the same form and of other sizes."""
         plan = copy(self)
-        plan.config, plan.blocks, plan.tiles, plan.split = config, dict(config.blocks), config.all_of("tiles"), config.all_of("split")
+        plan.config, plan.blocks, plan.tiles, plan.split = config, dict(config.blocks), config.all_of("tiles"), self._split_labels(config)
         plan.scattered = self._scattered(plan.blocks)
         return plan
+
+    def _split_labels(self, config: KernelConfig) -> dict[str, int]:
+        """Return the labels of sums that several programs share, and in how many parts; 0 for one part a block."""
+        return config.all_of("split") | {x: 0 for x, _ in config.blocks if x not in self.root.labels}
 
     def _scattered(self, blocks: dict[str, int]) -> frozenset[str]:
         """Return the labels whose blocks reach over groups."""
@@ -157,7 +163,13 @@ class KernelPlan:
     def _whole(self, func: FuncOutline) -> tuple[str, ...]:
         """Return the labels that a fused Func adds over and the grid cuts: each program runs over all of them."""
         apart = func is self.root or func.name in self.config.parted or func.name in self.config.added
-        return () if apart else tuple([x for x in func.reduced if x in self.blocks])
+        return () if apart else tuple([x for x in func.reduced if x in self.blocks and x not in self.split])
+
+    def _sweeps(self, func: FuncOutline) -> int:
+        """Return how many loops, one after another, make the product ``func``: each sum or maximum along it, unless it shares the loop of another."""
+        along = {*func.labels} - {*self.root.labels}
+        over = [(f, loop) for f, loop in self.members if f is not func and along & {*f.reduced}]
+        return max(1, sum(loop.rpartition(".")[2] not in f.reduced for f, loop in over)) if func.products else 1
 
     def _arithmetic(self, func: FuncOutline, loop: str) -> tuple[tuple[str, ...], int, int, tuple[str, ...], tuple[str, ...]]:
         """Return (labels, special functions, other arithmetic, loops around, labels run over whole). Products add up by themselves."""
@@ -175,7 +187,7 @@ class KernelPlan:
                     continue
                 seen.add(place)
                 around = tuple(dict.fromkeys((*self._outside(func, loop), *self._enclosing(func, read))))
-                found.append(_Access(read, around, self._whole(func), looped, read.tensor in tensors, read.tensor in self.known.funcs))
+                found.append(_Access(read, around, self._whole(func), looped, read.tensor in tensors, read.tensor in self.known.funcs, self._sweeps(func)))
                 tensors.add(read.tensor)
         return tuple(found)
 
@@ -245,14 +257,6 @@ def plans(schedule: str, known: Known) -> tuple[KernelPlan, ...]:
 
 
 _plan = lru_cache(maxsize=4096)(KernelPlan)  # schedules share kernels
-
-
-def paired_terms(func: FuncOutline) -> tuple[str, ...]:
-    """Return the labels that ``func`` sums over if two tensors each lack a label of the result that the other has, as in distances of all pairs of rows."""
-    sides = [{x for x, _ in r.labels} for r in func.reads]
-    sides = [{*func.labels} & side for side in sides if side & {*func.reduced}]
-    pairs = any(a - b and b - a for i, a in enumerate(sides) for b in sides[:i])
-    return func.reduced if pairs and not func.products else ()
 
 
 class _Count:
@@ -326,7 +330,7 @@ class _Count:
         for access in plan.accesses:
             each = self.bytes_of(access.read.tensor)
             amount, asked, vector, tile = self._load(access.read, each)
-            times = self.times(access.around, access.whole)
+            times = self.times(access.around, access.whole) * access.sweeps
             amount, asked = amount * times, asked * times
             aligned = access.read.tensor in plan.aligned
             moved += amount * (HALF_SECTORS if plan.products and not streamed and not aligned and self._starts_within_sectors(access.read, each) else 1)
@@ -345,7 +349,7 @@ class _Count:
             if access.read.tensor in plan.config.staged and not access.again:
                 copied += 2 * self._unique(access.read, each)
         multiplied, rows, columns = (0.0, 0, 0) if streamed else self._multiplied()
-        ordinary = any(self._is_ordinary(p) for p, _, _ in plan.products)
+        ordinary = any(self._is_ordinary(p) for p, *_ in plan.products)
         held, spilled = self._resident(rows, streamed, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued, live)
         at_once = min(programs, held * self.target.multiprocessors)
         memory = self._memory(reads, programs, at_once)
@@ -364,7 +368,7 @@ class _Count:
             strips += amount * programs / self._run(func.labels[-1:], each) if unaligned else 0.0
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if parted else 0.0
             requests += amount / min(VECTOR, self._vector(func.labels[-1:], each) if not plan.config.aligned else VECTOR)
-        parts = math.prod(plan.split.values())
+        parts = math.prod(self.count[x] for x in plan.split)
         for func, _ in plan.members if plan.apart else ():
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if {*plan.split} & {*func.reduced} else 0.0
         heavy, light = self._arithmetic()
@@ -373,14 +377,14 @@ class _Count:
             terms = self._multiplied()[0]
             light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)
         gathered = self._gathered() if streamed else 0.0 if plan.products else self._summed()
-        parted = any(len(binary_parts(self.step.get(x, 1))) > 1 for p, _, _ in plan.products for x in (*p.rows, *p.columns))
+        parted = any(len(binary_parts(self.step.get(x, 1))) > 1 for p, *_ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
                     added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, *self._float32_products(), plan.apart or int(merged > 0), self.float8)  # fmt: skip
 
     def _depth(self) -> int:
         """Return the terms of the sum in a step, of the shallowest product."""
-        return min(max((self.step.get(x, 1) for x in p.reduced), default=1) for p, _, _ in self.plan.products)
+        return min(max((self.step.get(x, 1) for x in p.reduced), default=1) for p, *_ in self.plan.products)
 
     def _promotes(self) -> bool:
         """Return whether each step's sums are added to those in float32 by the cores: the matrix units of compute capability 9.0 keep too few bits."""
@@ -394,7 +398,7 @@ class _Count:
         if self.itemsize < 4 or not self.plan.products:
             return False, False, False, 0
         tripled = self._approximates()
-        crossed = [x for product, _, _ in self.plan.products for x in self.plan.crossed(product)]
+        crossed = [x for product, *_ in self.plan.products for x in self.plan.crossed(product)]
         return tripled, bool(crossed), any(self.sizes.get(x, 1) % VECTOR for x in crossed), self._depth()
 
     def _registers(self, access: _Access, tile: float, vector: float) -> float:
@@ -476,7 +480,7 @@ class _Count:
         for labels in self.plan.results:
             most = max(most, self.elements(self.step, labels))
         if streamed:
-            most = max(most, sum(self.elements(self.step, p.labels) for p, _, _ in self.plan.products))
+            most = max(most, sum(self.elements(self.step, p.labels) for p, *_ in self.plan.products))
         each = most / threads
         room = 255.0
         if rows:
@@ -527,6 +531,8 @@ class _Count:
             for x, divisor in read.labels:
                 n = max(1.0, self.sizes.get(x, 1) / divisor)
                 wave *= min(n, max(1.0, covered[x] * self.extent[x] / divisor)) if x in self.count else n
+            if wave > self.target.l2_bytes:  # each iteration of the loops around it finds nothing of the one before
+                wave *= self.times(access.around, access.whole)
             total += max(unique, min(wave * programs / at_once, amount * programs))
         return total
 
@@ -539,7 +545,7 @@ class _Count:
             took = min(left, blocks)
             covered[label] = covered.get(label, 1.0) * took
             left = max(1.0, left / took)
-        for label in self.plan.split:
+        for label in (x for x in self.plan.split if x not in self.plan.blocks):
             covered[label] = min(left, self.count.get(label, 1))
         return covered
 
@@ -553,8 +559,8 @@ class _Count:
 
     def _multiplied(self) -> tuple[float, int, int]:
         total, rows, columns = 0.0, 0, 0
-        for product, around, whole in self.plan.products:
-            total += 2.0 * self.elements(self.filled, product.labels) * self.times(around, whole)
+        for product, around, whole, sweeps in self.plan.products:
+            total += 2.0 * self.elements(self.filled, product.labels) * self.times(around, whole) * sweeps
             own, other = self._side(product.rows), self._side(product.columns)
             if product.rows and product.columns and self._comes_later(product.rows[-1], product.columns[-1]):
                 own, other = other, own  # the product comes out transposed
@@ -569,7 +575,7 @@ class _Count:
     def _is_streamed(self) -> bool:
         """Return whether the terms of all products are added up without matrix units, each by itself: the kernel only moves memory then."""
         held = HELD_BY_WARP * self.plan.config.warps
-        return bool(self.plan.products) and all(self._is_ordinary(p) and self.elements(self.step, p.labels) <= held for p, _, _ in self.plan.products)
+        return bool(self.plan.products) and all(self._is_ordinary(p) and self.elements(self.step, p.labels) <= held for p, *_ in self.plan.products)
 
     def _is_ordinary(self, product: Product) -> bool:
         """Return whether a product has no two matrices of whole rows: several products in one tile, or a side that is too short."""

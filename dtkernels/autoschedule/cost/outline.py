@@ -84,6 +84,14 @@ class Outline(NamedTuple):
         return Outline((FuncOutline("", labels, (), (read,), (), 1, 4, ()),), ())
 
 
+def paired_terms(func: FuncOutline) -> tuple[str, ...]:
+    """Return the labels that ``func`` sums over if two tensors each lack a label of the result that the other has, as in distances of all pairs of rows."""
+    sides = [{x for x, _ in r.labels} for r in func.reads]
+    sides = [{*func.labels} & side for side in sides if side & {*func.reduced}]
+    pairs = any(a - b and b - a for i, a in enumerate(sides) for b in sides[:i])
+    return func.reduced if pairs and not func.products else ()
+
+
 class Known:
     """An outline with its Funcs by name, and the outputs. It is equal to itself alone, so that caches need not compare outlines.
 

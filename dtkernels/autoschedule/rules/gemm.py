@@ -31,8 +31,8 @@ LINE = 128  #: bytes of a line of memory
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
 
 
-def product_configs(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
-    """Yield the usual choices for a kernel of products that none feeds another, then others."""
+def product_configs(shape: SchedulingProblem, root: str, members: list[str], written: str | None = None) -> Iterator[KernelConfig]:
+    """Yield the usual choices for a kernel of products that none feeds another, then others. ``written``: what it writes in place of ``root``, "" for sums alone."""
     if not shape.has_products_alone(root, members):
         return
     main, dot = main_product(shape, members)
@@ -42,7 +42,7 @@ def product_configs(shape: SchedulingProblem, root: str, members: list[str]) -> 
     rows, columns = (sorted(side, key=lambda label, e=operand: _worth(shape, root, e, dot, label)) for side, operand in both)  # type: ignore[misc]  # tiles lie along the last
     if rows and columns and labels.index(rows[-1]) > labels.index(columns[-1]):  # the wider side is the one that lies contiguous
         rows, columns, dot = columns, rows, ex.Dot(dot.right, dot.left, dot.labels)
-    yield from _Product(shape, root, members, main, dot, rows, columns).configs()
+    yield from _Product(shape, root, members, main, dot, rows, columns, root if written is None else written).configs()
 
 
 def _worth(shape: SchedulingProblem, root: str, operand: ex.Expr, dot: ex.Dot, label: str) -> int:
@@ -64,6 +64,7 @@ class _Product:
     dot: ex.Dot
     rows: list[str]
     columns: list[str]
+    written: str  #: what the kernel writes of the product: the root, what is made of it element by element, or "" for sums alone
 
     @cached_property
     def dots(self) -> tuple[ex.Dot, ...]:
@@ -155,9 +156,11 @@ class _Product:
     @cached_property
     def _result_bytes(self) -> int:
         """The bytes of an element of the result, as it is stored."""
+        if not self.written:
+            return 0
         if self.shape.itemsize == 1:
-            return self.shape.result_bytes() if self.root in self.shape.outputs else 4
-        narrow = self.root in self.shape.outputs or self.root in operands_only(self.shape.algorithm)
+            return self.shape.result_bytes() if self.written in self.shape.outputs else 4
+        narrow = self.written in self.shape.outputs or self.written in operands_only(self.shape.algorithm)
         return min(self.shape.itemsize, 4) if narrow else 4
 
     def _tripled(self) -> Iterator[KernelConfig]:
@@ -362,20 +365,22 @@ class _Product:
 
         Operands whose rows are not aligned are copied first: that costs a tenth of what the product gains.
         """
-        shape, root, sides = self.shape, self.root, tuple(self._sides())
+        shape, sides = self.shape, tuple(self._sides())
         if not shape.target.has_tma or any(picked_rows(side) for dot in self.dots for side in (dot.left, dot.right)):
             return {}
         loose = [t for t in sides if not shape.aligned({t})]
         found: dict[str, Any] = {"persistent": True} if may_be_persistent(shape, self.dots) else {}
-        found["descriptors"] = (*sides, *([root] if self._stores_aligned() else []))
+        found["descriptors"] = (*sides, *([self.written] if self._stores_aligned() else []))
         found["aligns"] = tuple(t for t in loose if t in shape.algorithm)
         found["staged"] = tuple(t for t in loose if t in shape.algorithm.inputs)
         return found
 
     def _stores_aligned(self) -> bool:
-        """Return whether rows of the result start at multiples of 16 bytes."""
+        """Return whether the product is written, in rows that start at multiples of 16 bytes."""
+        if not self.written:
+            return False
         each = self._result_bytes if self.shape.itemsize == 1 else self.shape.itemsize
-        return self.shape.row_stride(self.root) * each % 16 == 0
+        return self.shape.row_stride(self.written) * each % 16 == 0
 
     def _tail(self, bm: int, bn: int, waves: float) -> Sizes:
         """Cut the blocks of a last wave that is at most half full into quarters or sixths, so that it takes less time than a whole wave."""

@@ -111,18 +111,11 @@ def reduces_products(shape: SchedulingProblem, func: str) -> bool:
 
 def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig | None:
     """Return the choices for a kernel that computes one matrix, a product or a sum of some, and reduces its rows; None for other kernels."""
-    products = [m for m in members if shape.dots(m)]
-    if len(products) != 1:
+    found = _reduced_row(shape, root, members)
+    if found is None:
         return None
-    (main,), dots = products, sorted(shape.dots(products[0]), key=lambda d: -math.prod(shape.sizes[x] for x in d.labels))
-    dot = dots[0]  # the others, such as one of low rank beside a layer's, have the same two sides
-    if any(_sides(shape, main, other) != _sides(shape, main, dot) for other in dots[1:]):
-        return None
-    over = {label for m in members for label in swept(shape, m, main)}
-    labels = shape.algorithm[root].labels
-    if len(over) != 1 or main == root:
-        return None
-    (row,) = over
+    main, row, dots = found
+    dot, labels = dots[0], shape.algorithm[root].labels
     across = dot.left if row in ex.free_labels(dot.right) else dot.right
     rows = [label for label in labels if label in ex.free_labels(across) and label != row]
     held = shape.sizes[row] <= WHOLE_SIDE
@@ -162,6 +155,26 @@ def _whole_beside(
     blocks = {x: n for x, n in block.items() if x not in beside} | {rows: max(16, min(block[rows], most // max(16, width or next_power_of_two(shape.sizes[row]))))}
     tile = {**blocks, row: width, longest: min(64, max(16, next_power_of_two(shape.sizes[longest]))), **dict.fromkeys(beside, 0)}
     return shape.config(root, blocks, tile, 8, 3)
+
+
+def _reduced_row(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[str, str, list[ex.Dot]] | None:
+    """Return the only product of a kernel, the label of its rows that others reduce, and its sums, longest first; None for other kernels."""
+    products = [m for m in members if shape.dots(m)]
+    if len(products) != 1 or products[0] == root:
+        return None
+    (main,), dots = products, sorted(shape.dots(products[0]), key=lambda d: -math.prod(shape.sizes[x] for x in d.labels))
+    if any(_sides(shape, main, other) != _sides(shape, main, dots[0]) for other in dots[1:]):  # they may, such as one of low rank beside a layer's
+        return None
+    over = {label for m in members for label in swept(shape, m, main)}
+    return (main, over.pop(), dots) if len(over) == 1 else None
+
+
+def swept_row(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[str, str] | None:
+    """Return the product whose rows a kernel reduces, and their label, where they are too long to hold and nothing is written along them."""
+    found = _reduced_row(shape, root, members)
+    if found is None or found[1] in shape.algorithm[root].labels or shape.sizes[found[1]] <= WHOLE_SIDE:
+        return None
+    return found[0], found[1]
 
 
 def _sides(shape: SchedulingProblem, func: str, dot: ex.Dot) -> set[frozenset[str]]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..cost.candidate_time import CandidateTime
 from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem
+from .candidates.blocked_sums import swept_configs
 from .candidates.paired_sums import paired_sum_candidates
 from .candidates.split_rows import split_row_candidates
 from .candidates.streamed_gemm import streamed_candidates
@@ -20,7 +21,6 @@ from .candidates.tile_space import tile_candidates, variants
 from .chain_candidates import chain_candidates
 from .chained_gemm import chain_configs
 from .gemm import product_configs
-from .gemm_row_reduction import gemm_row_reduction_tiles
 from .reduction import row_tiles
 from .row_column_reduction import row_column_candidates, row_column_tiles
 from .scan import scan_configs
@@ -56,7 +56,7 @@ def _only(tiles: Callable[[SchedulingProblem, str, list[str]], KernelConfig | No
 ROWS, BOTH = "elementwise, reductions, transposes", "row and column reductions"
 KINDS = (
     Kind("scans", scan_configs),
-    Kind("product and row reduction", _only(gemm_row_reduction_tiles)),
+    Kind("product and row reduction", swept_configs),
     Kind("chained products", chain_configs),
     Kind("products", product_configs),
     Kind(BOTH, _only(row_column_tiles)),

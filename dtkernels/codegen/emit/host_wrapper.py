@@ -12,6 +12,7 @@ from ...lang.errors import DTError
 from ...lang.extents.formulas import inputs_of, source_of
 from ...lang.extents.sources import source_text
 from ...lang.schedule import Program
+from ..analysis.buffer_reuse import reused_buffers
 from ..analysis.dtype_propagation import product_inputs, value_inputs
 from ..analysis.empty_loops import written_inside
 from ..analysis.product_types import Operands, products_of
@@ -57,6 +58,7 @@ class Wrapper:
         self.kernels = [k for k in kernels if k.func in needed]
         told = {tensor for _, tensor, _ in self.algorithm.extents}
         told |= {tensor for _, formula in self.algorithm.formulas for tensor, _ in inputs_of(formula)}
+        self.reused = reused_buffers(self.kernels, self.algorithm, frozenset((*outputs, *self.aligned)))
         self.written = {w: t for k in self.kernels for w in k.writes if (t := self.algorithm.written.get(w))}
         self.reads = [t for t in self.algorithm.inputs if t in told or t in self.written.values() or any(t in k.reads for k in self.kernels)]
         self.scalars = [s for s in self.algorithm.scalars if any(s in k.scalars for k in self.kernels)]
@@ -325,7 +327,8 @@ class Wrapper:
         """Return the lines that allocate what a kernel writes, without what is ``allocated`` before."""
         lines, held = [], self.operands.held
         for space in (w for w in kernel.workspaces if w.name in kernel.writes):
-            shape = ", ".join([str(space.parts), *self._held(space.name, space.labels, kernel)]) + ("" if space.labels else ",")
+            parts = str(space.parts) if space.parts else "triton.cdiv(size_{}, {})".format(*space.blocks)
+            shape = ", ".join([parts, *self._held(space.name, space.labels, kernel)]) + ("" if space.labels else ",")
             lines.append(f"    {space.name}_out = torch.empty(({shape}), dtype=torch.{space.dtype}, device={self.reads[0]}.device)")
         for w in (w for w in kernel.writes if w in self.algorithm and w not in allocated):
             if w in self.written:
@@ -352,6 +355,8 @@ class Wrapper:
                 lines.append(f"    {w}_out = {self.copied[w]}_out")
                 continue
             same = f"{self.copied[w]}_out if {dtype} == torch.float32 else " if w in self.copied else ""
+            if w in self.reused and w not in self.aligned:
+                same = f"{self.reused[w]}_out if {dtype} == {self.reused[w]}_out.dtype else "
             lines.append(f"    {w}_out = {same}torch.empty(({shape}), dtype={dtype}, device={self.reads[0]}.device)")
         return lines
 

@@ -218,13 +218,14 @@ class GridStep:
 
 @dataclass(frozen=True)
 class Workspace:
-    """A buffer between two kernels: the first dimension is the parts, then one for each label."""
+    """A buffer between two kernels: the first dimension is the parts, one for each block of a label where ``parts`` is 0, then one for each label."""
 
     name: str
     part: str
     parts: int
     labels: tuple[str, ...]
     dtype: str = "float32"
+    blocks: tuple[str, int] = ("", 0)  #: that label, and the size of its blocks
     extents: tuple[int, ...] = ()  #: of a last wave (tail_wave.py): the size of each label in memory, 0 for its extent
 
 

@@ -42,9 +42,10 @@ def _grid(kernel: Kernel, options: KernelOptions) -> tuple[tuple[GridLabel, ...]
     blocks = options.schedule.sizes(options.root, "block")
     blocked = {s.axis.label: s for s in statements(kernel.body) if isinstance(s, Index) and s.start.startswith("block")}
     whole = {label: (s.axis.whole or s.axis).tile for label, s in blocked.items() if s.start == "block" and not s.axis.padded}  # a merge has its own
-    grid = tuple(GridLabel(x, whole.get(x) or blocks[x]) for x in options.algorithm[options.root].labels if x in blocked)
+    own = options.algorithm[options.root].labels
+    grid = tuple(GridLabel(x, whole.get(x) or blocks[x]) for x in (*own, *(x for x in blocks if x not in own)) if x in blocked)
     order = grid_order(options.schedule.of(options.root, "map", Map), grid)
     part = next((w for w in kernel.workspaces if w.name in kernel.writes), None)
-    if part is None:
+    if part is None or not part.parts:
         return grid, order
     return (GridLabel(part.part, 1, part.parts), *grid), (GridStep(part.part), *order)

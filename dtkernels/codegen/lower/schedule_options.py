@@ -16,15 +16,19 @@ LOOP_OPTIONS = {"stages": "num_stages", "unroll": "loop_unroll_factor"}
 
 @dataclass(frozen=True)
 class Split:
-    """A split of the reduction over ``label`` into ``parts`` programs."""
+    """A split of the reduction over ``label`` into ``parts`` programs, or into one for each ``block`` of it."""
 
     label: str
-    parts: int
+    parts: int = 0
     at: Position | None = None
+    block: int = 0
 
     def refuse(self, found: str, allowed: str) -> DTError:
         """Return the error for a split that is not possible."""
-        return DTError(f"split({self.label}:{self.parts})", found=found, allowed=allowed, at=self.at)
+        return DTError(str(self), found=found, allowed=allowed, at=self.at)
+
+    def __str__(self) -> str:
+        return f"block({self.label}:{self.block})" if self.block else f"split({self.label}:{self.parts})"
 
 
 class LaunchFields(TypedDict):
@@ -72,6 +76,7 @@ class KernelOptions:
     ``f.cluster(2)``                 ``f_kernel[grid](...)``                     ``f_kernel[grid](..., num_ctas=2)``, refused at run time before Triton 3.8
     ``f.descriptor(A, f)``           loads and stores by pointers                through descriptors where they can: tensor_descriptors.py
     ``f.split(k:4)``                 one program a block                         four, and a kernel that merges: split_k.py
+    ``f.block(y:256)``, summed y     the same                                    one for each block of ``y``, and a kernel that merges: split_k_blocks.py
     ``g.store()``                    a Func ``g`` fused into one kernel and      the kernel it is fused into writes ``g``, others read it
                                      read by another is computed in both
     ``g.parts_at(f, n)``             a kernel for ``g`` and one for ``f`` read   that of ``f`` makes parts of ``g`` too, that of ``g`` adds them up: partial_sums.py
@@ -176,7 +181,17 @@ class KernelOptions:
         if len({a.label for a, _ in asked}) > 1:
             found = " and ".join(dict.fromkeys(a.label for a, _ in asked))
             raise DTError("one label of a kernel is split", found=found, allowed=asked[0][0].label, at=asked[-1][1].pos)
-        return Split(asked[-1][0].label, asked[-1][0].size, asked[-1][1].pos) if asked else None
+        blocks = self._split_into_blocks()
+        if blocks and asked:
+            raise blocks.refuse(f"{blocks} and {asked[-1][1]}".rstrip(";"), "one of them")
+        return Split(asked[-1][0].label, asked[-1][0].size, asked[-1][1].pos) if asked else blocks
+
+    def _split_into_blocks(self) -> Split | None:
+        """Return the reduction whose label ``block`` cuts, if any: each block makes a part of its sums."""
+        asked = [(a, p) for p in self.schedule.of(self.root, "block", Sizes) for a in p.sizes if a.label not in self.algorithm[self.root].labels]
+        if len({a.label for a, _ in asked}) > 1:
+            raise DTError("one label of a kernel's sums is cut into blocks", found=", ".join(str(a) for a, _ in asked), allowed=str(asked[0][0]), at=asked[-1][1].pos)
+        return Split(asked[-1][0].label, at=asked[-1][1].pos, block=asked[-1][0].size) if asked else None
 
     def check(self, body: tuple[Statement, ...], touched: frozenset[str]) -> None:
         """Raise DTError for an option on a loop or a tensor that this kernel does not have."""

@@ -120,6 +120,8 @@ class _Accumulated:
         for word in ("split", "tail", "stream", "cluster", "specialize_warps"):
             if said := [q for q in self.schedule.primitives if q.name == word and host(q.func, fused) == self.host]:
                 raise self._refuse(f"{word} is of a kernel that adds to no other sum", str(said[0]).rstrip(";"), f"{self.host} without {word}")
+        if parted := [a for p in self.schedule.of(self.host, "block", Sizes) for a in p.sizes if a.label not in algorithm[self.host].labels]:
+            raise self._refuse("a sum in blocks is of a kernel that adds to no other sum", f"{self.host}.block({parted[0]})", f"{self.host} without it")
         if self.host in self._needed(node) and self.label not in algorithm[self.host].labels:
             raise self._refuse(f"the terms are known in the loop over {self.label}", f"{name}, made of the finished {self.host}", "a label of its result")
 

@@ -46,8 +46,9 @@ def keep_in_pieces(program: Program) -> Program:
 
 def _check(program: Program, p: Sizes, first: Sizes) -> None:
     """Raise DTError where ``p`` is not on a Func between kernels, or asks for other pieces than ``first``."""
-    if p.func in program.outputs() or p.func in program.schedule.fused() or p.func not in program.algorithm.needed_by(program.outputs()):
-        raise DTError("chunk is for a Func between kernels", found=p.func, allowed="a Func that is neither compiled nor fused", at=p.pos)
+    inside = p.func in program.schedule.fused() and not program.schedule.of(p.func, "store")
+    if p.func in program.outputs() or inside or p.func not in program.algorithm.needed_by(program.outputs()):
+        raise DTError("chunk is for a Func between kernels", found=p.func, allowed="a Func that is not compiled, and not fused or stored", at=p.pos)
     along = [d.name for d in program.algorithm.definitions if isinstance(d.expr, ex.Scan) and d.expr.label == p.args[0].label]
     if along:
         raise DTError("a scan is not cut into pieces", found=f"chunk({p.args[0]}), along which {along[0]} runs", allowed="another label", at=p.pos)
@@ -108,7 +109,7 @@ class _Loop:
 
     def _kernels(self) -> tuple[str, ...]:
         """Return the kernels that write or read what is kept in pieces, and those between two of these."""
-        found = {r for r in self.order if r in self.kept or self._reads(r) & set(self.kept)}
+        found = {r for r in self.order if (self._writes(r) | self._reads(r)) & set(self.kept)}
         after: set[str] = set()  # kernels that read, at some remove, what the loop makes
         made: set[str] = set()
         for r in self.order:

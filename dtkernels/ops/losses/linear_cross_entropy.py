@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..op_decorator import op
-from ..reductions import check_range, check_reduction
+from ..reductions import check_range, check_reduction, reduced
 from .last_layer import check_targets, last_layer
 from .linear_logsumexp import linear_logsumexp
+from .summed_rows import sum_of_rows
 from .vocabulary_shards import VocabularyShard, all_classes, vocabulary_shard
 
 if TYPE_CHECKING:
@@ -63,16 +64,17 @@ def linear_cross_entropy(
     given = last_layer(name, hidden, weight, target, bias, softcap, lora)
     check_reduction(name, reduction)
     check_range(name, "label_smoothing", label_smoothing, 0, 1)
-    if shift:
-        target = _shifted(target, ignore_index)
+    target = _shifted(target, ignore_index) if shift else target
     check_targets(name, target, all_classes(shard, weight), ignore_index)
     if shard is not None:
         rows = _sharded_rows(shard, target, ignore_index, label_smoothing, softcap, z_loss)
     else:
         given |= {"smoothed": True, "smoothing": float(label_smoothing)} if label_smoothing else {}
         given |= {"squared": True, "penalty": float(z_loss)} if z_loss else {}
-        rows = linear_cross_entropy.operator()(H=hidden.reshape(-1, hidden.shape[-1]), W=weight, t=target.reshape(-1), ignored=ignore_index, **given)
-    result = rows.reshape(target.shape) if reduction == "none" else rows.sum() if reduction == "sum" else rows.sum() / (target != ignore_index).sum()
+        given |= {"H": hidden.reshape(-1, hidden.shape[-1]), "W": weight, "t": target.reshape(-1), "ignored": ignore_index}
+        total = None if reduction == "none" or label_smoothing or lora else sum_of_rows(name, given)
+        rows = linear_cross_entropy.operator()(**given) if total is None else total
+    result = rows.reshape(target.shape) if reduction == "none" else reduced(rows, reduction, target, ignore_index)
     return result if shard is None else shard.result(result)
 
 

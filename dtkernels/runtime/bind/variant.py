@@ -48,6 +48,7 @@ class Variant:
         self._make, self.outputs, self.subject = make, outputs, subject
         self.written = self  #: the variant of the algorithm as the user wrote it
         self._pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], DifferentiablePair] = {}
+        self._again: dict[tuple[str, ...], tuple[Product, ...]] = {}
         self._facts = facts or Facts(Signature.of(self.algorithm, outputs if subject.direction == "forward" and not subject.saved else ()))
         self.signature = self._facts.signature
         self._tied = {} if facts else {label: min(self.algorithm.tied_labels(label)) for label in self.algorithm.labels}
@@ -125,16 +126,38 @@ class Variant:
 
     def pair_for(self, wanted: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> DifferentiablePair:
         """Return the forward and backward of a call on ``tensors`` for the gradients ``wanted``."""
-        if not self.products:
+        if not self.products and not self.is_number:
             return self.pair(wanted)
-        return self.pair_at(wanted, self.signature.extents(tensors), self.signature.result_dtype(tensors).itemsize)
+        dtype = self.signature.result_dtype(tensors)
+        return self.pair_at(wanted, self.signature.extents(tensors), dtype.itemsize, dtype == torch.bfloat16)
 
-    def pair_at(self, wanted: tuple[str, ...], sizes: Mapping[str, int | torch.SymInt], itemsize: int) -> DifferentiablePair:
-        """Return the forward and backward at these extents, where results take ``itemsize`` bytes an element."""
-        from ...algebra.autodiff.rematerialization import products_to_save
+    def pair_at(self, wanted: tuple[str, ...], sizes: Mapping[str, int | torch.SymInt], itemsize: int, wide: bool = False) -> DifferentiablePair:
+        """Return the forward and backward at these extents, where results take ``itemsize`` bytes an element. ``wide``: their range is that of float32."""
+        from ...algebra.autodiff.rematerialization import JOINT, is_gradient_formed_in_forward, products_to_save
 
         needed = self.pair(wanted, tuple(p.name for p in self.products)).gradient.products
-        return self.pair(wanted, products_to_save(tuple(p for p in self.products if p.name in needed), sizes, itemsize, _statically_true))
+        saved = products_to_save(tuple(p for p in self.products if p.name in needed), sizes, itemsize, _statically_true)
+        if wide and itemsize == 2 and self.is_number and is_gradient_formed_in_forward(self._made_again(wanted), saved, sizes, _statically_true):
+            return self.pair(wanted, (JOINT,))
+        return self.pair(wanted, saved)
+
+    @cached_property
+    def is_number(self) -> bool:
+        """Whether the only result is one number."""
+        outline = self.signature.outline
+        return len(self.outputs) == 1 and outline is not None and any(f.name == self.outputs[0] and not f.labels for f in outline.funcs)
+
+    def _made_again(self, wanted: tuple[str, ...]) -> tuple[Product, ...]:
+        """Return the product that forward and backward both make, where one kernel can make it, reduce its rows and store it for the others."""
+        if wanted not in self._again:
+            from ...algebra.autodiff.joint import products_made_again
+            from ...algebra.autodiff.rematerialization import JOINT
+            from ...autoschedule.kept_products import find_kept_product
+
+            found = products_made_again(self.differentiated, self.outputs, wanted)
+            joint = self.pair(wanted, (JOINT,)).forward if len(found) == 1 else None
+            self._again[wanted] = found if joint is not None and find_kept_product(joint.algorithm, joint.outputs) else ()
+        return self._again[wanted]
 
     def pair(self, wanted: tuple[str, ...], kept: tuple[str, ...] = ()) -> DifferentiablePair:
         """Return the forward and backward for the gradients ``wanted``. Forward saves those of the products ``kept`` that backward needs."""
@@ -156,7 +179,11 @@ class Variant:
 
     def _derived(self, wanted: tuple[str, ...], kept: tuple[str, ...]) -> Gradient:
         from ...algebra.autodiff.gradient import gradient
+        from ...algebra.autodiff.joint import joint_gradient
+        from ...algebra.autodiff.rematerialization import JOINT
 
+        if kept == (JOINT,):
+            return joint_gradient(self.differentiated, self.outputs, wanted)
         return gradient(self.differentiated, self.outputs, wanted, kept)
 
     def gradients(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object], adjoints: dict[str, torch.Tensor], wanted: tuple[str, ...]):

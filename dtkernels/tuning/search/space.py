@@ -201,7 +201,7 @@ def neighbours(plan: KernelCandidate, around: Surroundings) -> list[KernelCandid
 
 def dimensions(t: Tiling, around: Surroundings) -> list[list[dict[str, Any]]]:
     """Return, for each dimension of the space around ``t``, what each of its values changes."""
-    every = (_tiles, _launch, _splits, _parts, _program_orders, _rows, _prefetching, _descriptors, _single, _last_wave, _shared_exponentials, _split_products, _eviction_hints)
+    every = (_tiles, _launch, _splits, _blocked_sums, _parts, _program_orders, _rows, _prefetching, _descriptors, _single, _last_wave, _shared_exponentials, _split_products, _eviction_hints)
     return [values for dimension in every for values in dimension(t, around) if values]
 
 
@@ -242,6 +242,13 @@ def _splits(t: Tiling, around: Surroundings) -> Dimensions:
         rest = {k: v for k, v in t.split.items() if k != label}
         most = around.sizes.get(label, 1) // (2 * max(1, t.tile.get(label, 1)))
         yield [dict(split=rest), *(dict(split={**rest, label: n}) for n in PARTS if n <= most)]
+
+
+def _blocked_sums(t: Tiling, around: Surroundings) -> Dimensions:
+    """Vary whether each step of a reduction is a program of its own."""
+    for label in around.looped(t):
+        rest = {k: v for k, v in t.block.items() if k != label}
+        yield [dict(block=rest), dict(block={**rest, label: t.tile[label]}, split={})]
 
 
 def _parts(t: Tiling, around: Surroundings) -> Dimensions:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...cost.kernel_config import KernelConfig
-from ...cost.kernel_work import paired_terms
+from ...cost.outline import paired_terms
 from ...problem import SchedulingProblem
 from ..reduction import row_tiles
 

@@ -17,7 +17,7 @@ from ....codegen.powers_of_two import next_power_of_two
 from ....lang import expr as ex
 from ....lang.schedule_checks import reduction_labels
 from ...cost.kernel_config import KernelConfig, Sizes
-from ...cost.kernel_work import paired_terms
+from ...cost.outline import paired_terms
 from ...problem import SchedulingProblem, whole_parts
 from ..reduction import loaded_accesses, reread, row_tiles, stores_while_reducing
 

@@ -35,7 +35,7 @@ def is_noop(body: tuple[Statement, ...], assume: Callable[[Tile], Tile]) -> bool
     inner: set[str] = set()
 
     def value(tile: Tile) -> Tile:
-        return assume(tile).transform(lambda n: values.get(n.name, n) if isinstance(n, Local) else _evaluate(n))
+        return assume(tile).transform(lambda n: values.get(n.name, n) if isinstance(n, Local) else evaluated(n))
 
     def unchanged(statements: tuple[Statement, ...]) -> bool:
         for s in statements:
@@ -54,7 +54,8 @@ def is_noop(body: tuple[Statement, ...], assume: Callable[[Tile], Tile]) -> bool
     return unchanged(body)
 
 
-def _evaluate(tile: Tile) -> Tile:
+def evaluated(tile: Tile) -> Tile:
+    """Return ``tile`` as far as constants decide it, exact in real arithmetic."""
     tile = simplified(tile)
     match tile:
         case Guard(Const(value), _, neutral) if value == neutral:
@@ -64,7 +65,7 @@ def _evaluate(tile: Tile) -> Tile:
         case TileDot(a, b, _) if _is_constant(a, 0) or _is_constant(b, 0):
             return Const(0.0)
         case Op("where", (condition, a, b)) if _selects_by(a, condition) or _selects_by(b, condition):
-            return _evaluate(Op("where", (condition, _simplify_under_condition(condition, 1, a), _simplify_under_condition(condition, 2, b))))
+            return evaluated(Op("where", (condition, _simplify_under_condition(condition, 1, a), _simplify_under_condition(condition, 2, b))))
         case Op(fn, args):
             return _simplify_op(tile, fn, args)
     return tile
@@ -79,7 +80,7 @@ def _simplify_under_condition(condition: Tile, side: int, tile: Tile) -> Tile:
     def chosen(node: Tile) -> Tile:
         return node.args[side] if isinstance(node, Op) and node.fn == "where" and node.args[0] == condition else node
 
-    return tile.transform(chosen).transform(_evaluate)
+    return tile.transform(chosen).transform(evaluated)
 
 
 def _selects_by(tile: Tile, condition: Tile) -> bool:

@@ -17,7 +17,7 @@ Accumulators relative to a running maximum (``lower/reductions.py``) are merged 
 ``acc * exp(old - new) + acc_part * exp(old_part - new)``. A part may be empty: its maximum is -inf and its sums are 0. For running means
 see ``split_k_means.py``.
 
-``split_k_merge.py`` distributes the merge over programs where its blocks would be too few.
+``split_k_merge.py`` distributes the merge over programs where its blocks would be too few; ``split_k_blocks.py`` makes a part of each block of the label.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ...ir.nest import (  # fmt: skip
     Accumulator,
     Assign,
     Axis,
+    BlockNumber,
     Const,
     Index,
     Kernel,
@@ -55,9 +56,11 @@ from ...lower.reductions import rescale
 from ...lower.schedule_options import KernelOptions, Split
 from ..dce import eliminate_dead_code, tiles_of
 from ..memory.load_sinking import sink_loads
+from .split_k_blocks import one_step, summed_axis
 from .split_k_means import counted_shares, is_relative, joined, joined_sum, stepped
 from .split_k_merge import block_merge, distribute_stores, merge_warps, parts_at_once
 
+UNROLLED = 16  #: most parts that a step of the merge takes one after another
 DTYPES = {"largest_key": "int64"}  #: of workspaces, by the operator that combines their parts; float32 for others
 
 
@@ -116,12 +119,13 @@ class _Splitter:
     def __init__(self, body: tuple[Statement, ...], split: Split, name: str):
         self.whole, self.split, self.name = body, split, name
         self.part = Axis(f"{split.label}_part", f"{split.label}_part", 1, exact=True)
-        self.piece = Axis(f"{split.label}_piece", f"{split.label}_part", parts_at_once(body, split.parts), exact=True)
+        at_once = parts_at_once(body, split.parts) if split.parts else 1
+        self.piece = Axis(f"{split.label}_piece", f"{split.label}_part", at_once, exact=True)
         self.workspaces: dict[str, Workspace] = {}
 
     def run(self):
         parts, merged = self._cut(self.whole, ())
-        parts = (Index(self.part, "block"), *parts)
+        parts = (Index(summed_axis(self.whole, self.split) if self.split.block else self.part, "block"), *parts)
         return eliminate_dead_code(parts), tuple(self.workspaces.values()), block_merge(eliminate_dead_code(merged))
 
     def _cut(self, body: tuple[Statement, ...], before: tuple[Statement, ...]) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
@@ -139,7 +143,7 @@ class _Splitter:
         for a in accumulators:
             if lost := blocks - set(a.axes):
                 label = min(x.label for x in lost)
-                raise UniformInBlock(f"split({self.split.label}:{self.split.parts})", found=f"{a.name}, one for a block of {label}",
+                raise UniformInBlock(str(self.split), found=f"{a.name}, one for a block of {label}",
                                  allowed=f"{self.name} with {label} in its sum", at=self.split.at)  # fmt: skip
         late = {
             n.arg.name: n.axes
@@ -158,6 +162,8 @@ class _Splitter:
                 after = _with_sums(after, whole, self.piece)
         merge = self._merge(tuple(whole.values()), fixed)
         start = tuple(whole.get(s.name, s) if isinstance(s, Accumulator) else s for s in body[:at])
+        if self.split.block:
+            return (*(s for s in prologue if s not in accumulators), *one_step(loop, accumulators, summed_axis(body, self.split)), *stores), (*start, merge, *after)
         prologue, share = sink_loads(prologue, loop)
         return (*prologue, *self._limited_to_part(share), *stores), (*start, merge, *after)
 
@@ -216,12 +222,14 @@ class _Splitter:
     def _store(self, a: Accumulator, whole: Accumulator, fixed: tuple[Axis, ...]) -> Store:
         """Store the partial result of ``a``, reduced over the loop's own tile; ``whole`` has the axes that remain."""
         name = a.name if a.name.startswith(self.name) else f"{self.name}_{a.name}"
-        space = Workspace(f"{name}_part", self.part.label, self.split.parts, tuple(x.label for x in fixed + whole.axes), DTYPES.get(a.combine, "float32"))
+        labels, blocks = tuple(x.label for x in fixed + whole.axes), (self.split.label, self.split.block)
+        space = Workspace(f"{name}_part", self.part.label, self.split.parts, labels, DTYPES.get(a.combine, "float32"), blocks)
         self.workspaces[a.name] = space
         over = tuple(x for x in a.axes if x not in whole.axes)
         value: Tile = Local(a.name, a.axes)
         value = TileReduce(TILE_KINDS[a.combine], value, over, keeps_nan=a.combine != "largest") if over else value
-        return Store(space.name, _index(self.part, fixed, whole), value, whole.axes)
+        index = _index(self.part, fixed, whole)
+        return Store(space.name, (BlockNumber(self.split.label), *index[1:]) if self.split.block else index, value, whole.axes)
 
     # -- the merge --------------------------------------------------------------------------------------------------
 
@@ -257,14 +265,9 @@ class _Splitter:
                 late.append(Assign(a.name, a.axes, after[a.name]))
             else:
                 body.append(Assign(a.name, a.axes, value))
-        return Loop(
-            self.piece,
-            "extent",
-            tuple(body + late),
-            reduces=True,
-            end=Const(self.split.parts),
-            options=(("loop_unroll_factor", min(self.split.parts // self.piece.tile, 16)),),
-        )
+        count: Tile = Op("cdiv", (Size(self.split.label), Const(self.split.block))) if self.split.block else Const(self.split.parts)
+        unrolled = min(self.split.parts // self.piece.tile, UNROLLED) or UNROLLED
+        return Loop(self.piece, "extent", tuple(body + late), reduces=True, end=count, options=(("loop_unroll_factor", unrolled),))
 
     def _combined_accumulators(self, accumulators: tuple[Accumulator, ...]) -> tuple[Statement, ...]:
         """Join the accumulators that remain after the loop where a step takes several parts, with the same rescaling."""
