@@ -29,7 +29,7 @@ from sampling.distance_ranking import reach  # noqa: E402
 from sampling.programs import PREFIX, register_programs  # noqa: E402
 
 from dtkernels.autoschedule.cost.coefficients import rates_of  # noqa: E402
-from dtkernels.autoschedule.cost.kernel_work import plans  # noqa: E402
+from dtkernels.autoschedule.cost.kernel_plan import plans  # noqa: E402
 from dtkernels.autoschedule.cost.outline import Known  # noqa: E402
 from dtkernels.autoschedule.cost.predicted_time import kernel_time, rates_for  # noqa: E402
 from dtkernels.codegen.target import TARGETS, Target  # noqa: E402

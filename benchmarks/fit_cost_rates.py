@@ -23,7 +23,8 @@ from choice_regret import STORED, kernels
 from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.cost.coefficients import PRODUCTS, Rates, RatesOfKinds, rates_of
 from dtkernels.autoschedule.cost.kernel_config import KernelConfig
-from dtkernels.autoschedule.cost.kernel_work import Work, plans
+from dtkernels.autoschedule.cost.kernel_plan import plans
+from dtkernels.autoschedule.cost.kernel_work import Work
 from dtkernels.autoschedule.cost.outline import Known, Outline
 from dtkernels.autoschedule.cost.predicted_time import kernel_time, rates_for
 from dtkernels.codegen.target import TARGETS, Target

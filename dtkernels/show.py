@@ -18,7 +18,7 @@ from .codegen.analysis.product_types import BYTES, InputTypes
 from .codegen.analysis.resources import Resources, check_resources, resources, whole_extent_labels
 from .codegen.emit.module import emit, plain_labels, value_inputs
 from .codegen.ir.nest import Kernel
-from .codegen.pipeline import check_heeded, lower
+from .codegen.pipeline import check_unused_statements, lower
 from .codegen.pipeline_text import forms_text, passes_text
 from .codegen.target import Target, target
 from .lang import expr as ex
@@ -111,7 +111,7 @@ class Subject:
             self.program = algebra.prepare(self.bound)
             self.program = replace(self.program, algorithm=self._typed(self.program.algorithm))
             if not written.program.algorithm.params:  # a primitive without effect in one variant may have one in another
-                check_heeded(self.program)
+                check_unused_statements(self.program)
             self.sizes = self._extents(self.program.algorithm, shape)
         else:
             self.inline = None  # type: ignore[assignment]

@@ -1,1 +1,1 @@
-"""Where dtkernels meets other libraries. Each integration imports its library only when it is used."""
+"""Integrations with other libraries. Each imports its library only when it is used."""

@@ -53,6 +53,12 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
+def anchors(page: Path) -> set[str]:
+    """The names by which links reach the headings of a page, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
 class Mismatch(AssertionError):
     """A block that does not say what is."""
 
@@ -66,14 +72,18 @@ class Reader:
         self.changes: list[tuple[Block, str]] = []
 
     def read(self, page: Path) -> int:
-        """Run every block of ``page``; how many."""
-        todo, at = blocks(page), 0
-        while at < len(todo):
-            block = todo[at]
-            following = todo[at + 1] if at + 1 < len(todo) and todo[at + 1].kind in RESULTS else None
-            at += 1 + (following is not None)
-            with _within(self.folder):
-                self._one(block, following)
+        """Run every block of ``page``; how many. Variables of the environment that the page sets end with it."""
+        todo, at, before = blocks(page), 0, dict(os.environ)
+        try:
+            while at < len(todo):
+                block = todo[at]
+                following = todo[at + 1] if at + 1 < len(todo) and todo[at + 1].kind in RESULTS else None
+                at += 1 + (following is not None)
+                with _within(self.folder):
+                    self._one(block, following)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
         return len(todo)
 
     def _one(self, block: Block, following: Block | None) -> None:
@@ -148,7 +158,7 @@ def _dt(block: Block, following: Block | None) -> str:
     from dtkernels.algebra.pipeline import prepare
     from dtkernels.codegen.emit.module import emit
     from dtkernels.codegen.ir.nest import nest_text
-    from dtkernels.codegen.pipeline import check_heeded, lower
+    from dtkernels.codegen.pipeline import check_unused_statements, lower
     from dtkernels.lang import DTError, parse
     from dtkernels.lang.checks import check_given
 
@@ -157,7 +167,7 @@ def _dt(block: Block, following: Block | None) -> str:
         given = parse(block.text, block.rest or "program.dt")
         check_given(given)
         program = prepare(given)
-        check_heeded(program)
+        check_unused_statements(program)
         source = emit(program)
     except DTError as error:
         if wanted == "error":
@@ -242,6 +252,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] != ["--update"]:
         sys.exit(__doc__)
     for changed in [Path(p).resolve() for p in sys.argv[2:]] or PAGES:
-        os.environ["TRITON_INTERPRET"] = "1"  # a page may change it
+        os.environ["TRITON_INTERPRET"] = "1"
         with tempfile.TemporaryDirectory() as name:
             print(f"{changed.relative_to(ROOT)}: {update(changed, Path(name))} blocks written")

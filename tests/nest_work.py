@@ -1,6 +1,6 @@
 """Count what a kernel's loop nest moves and multiplies, by walking it: a check on what schedules make kernels do."""
 
-from dtkernels.codegen.ir.nest import Fetch, Kernel, Let, Load, Loop, Put, Statement, Store, TileDot, axes_of
+from dtkernels.codegen.ir.nest import DescriptorLoad, DescriptorStore, Kernel, Let, Load, Loop, Statement, Store, TileDot, axes_of
 
 
 def blocks(kernel: Kernel, sizes: dict[str, int]) -> int:
@@ -32,10 +32,10 @@ def work_of(body: tuple[Statement, ...], trips: float, sizes: dict[str, int], it
             inner = work_of(s.body, trips * max(steps, 0.01), sizes, itemsizes)
             traffic, flops = traffic + inner[0], flops + inner[1]
             continue
-        if isinstance(s, (Store, Put)):
+        if isinstance(s, (Store, DescriptorStore)):
             traffic += trips * elements(s.axes, sizes) * itemsizes.get(s.buffer, 4)
         for n in s.value.walk() if hasattr(s, "value") else ():
-            if isinstance(n, (Load, Fetch)):
+            if isinstance(n, (Load, DescriptorLoad)):
                 axes = s.axes if isinstance(s, Let) else axes_of(n)
                 traffic += trips * elements(axes, sizes) * itemsizes.get(n.buffer, 4)
             elif isinstance(n, TileDot):

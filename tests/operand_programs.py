@@ -1,4 +1,4 @@
-"""Programs whose inputs differ in dtype, with the dtype that each product has by the rule of docs/language.md."""
+"""Programs whose inputs differ in dtype, with the dtype that each product has by the rule of docs/numbers.md."""
 
 ALIBI = """Func s, e, d, att; In Q, K, V, slopes; Var m, n; RVar l, k;
 s[m, l] = rdot(Q[m, k], K[l, k], k) * 0.25 + slopes[0] * (l - m);

@@ -151,7 +151,7 @@ def use(monkeypatch) -> None:
     def first(self, tensors: dict, scalars: dict):
         choice, gpu = self.choose(tensors), target("h200")
         program = by_default_schedule(self.algorithm(), self.outputs, choice.sizes, self.signature.result_dtype(tensors).itemsize, gpu)
-        values = dispatcher._apart(tensors, scalars)
+        values = dispatcher._distinct_tensors(tensors, scalars)
         notes = record(host_text(emit(program, "call", gpu)), values)
         try:
             bound = Computing(self, notes, tensors, scalars, values)

@@ -125,7 +125,7 @@ def apply_rules(rules: tuple[Rule, ...], algorithm: Algorithm, context: Context)
 def stages(
     algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int | bool] | None = None, inline: frozenset[str] | None = None
 ) -> Iterator[tuple[Rule, Algorithm]]:
-    """Yield each rule with the algorithm after it, up to the algorithm as it is lowered. ``inline`` limits which Funcs are looked through."""
+    """Yield each rule with the algorithm after it, up to the algorithm to lower. ``inline`` limits which Funcs are looked through."""
     context = Context(bind_parameters(algorithm, params), outputs, inline)
     return apply_rules((*RULES, *LOWERING_RULES), context.bound, context)
 
@@ -133,12 +133,12 @@ def stages(
 def prepare_algorithm(
     algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int | bool] | None = None, inline: frozenset[str] | None = None
 ) -> Algorithm:
-    """Return the algorithm as it is lowered: the last of ``stages``."""
+    """Return the algorithm to lower: the last of ``stages``."""
     return [after for _, after in stages(algorithm, outputs, params, inline)][-1]
 
 
 def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
-    """Return the algorithm as it is differentiated."""
+    """Return the algorithm to differentiate."""
     context = Context(bind_parameters(algorithm), outputs)
     rules = (Rule("expand_top_k", lambda a, c: expand_top_k(a, picked=True), r.summary) if r.name == "expand_top_k" else r for r in RULES)
     return [after for _, after in apply_rules((*rules, *GRADIENT_RULES), context.bound, context)][-1]

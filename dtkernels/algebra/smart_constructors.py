@@ -137,5 +137,5 @@ def simplify(e: ex.Expr, index: bool = False) -> ex.Expr:
 
 
 def factors_of(node: ex.Expr) -> list[ex.Expr]:
-    """Return what a product multiplies; the expression itself if it is none."""
+    """Return the factors of a product; the expression itself if it is not a product."""
     return [*factors_of(node.left), *factors_of(node.right)] if isinstance(node, ex.Binary) and node.op == "*" else [node]

@@ -1,4 +1,4 @@
-"""Candidates in which one output is added up in the kernel of another, where both kernels would compute the same products.
+"""Propose schedules that accumulate one output in the kernel of another, where both kernels would compute the same products.
 
 The gradients of attention are such outputs: those of the queries and of the keys are both products of the scores' gradient, which each
 kernel computes again. In one sweep over the queries for each block of keys five products are left of seven, and the gradient of the queries

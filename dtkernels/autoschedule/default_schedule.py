@@ -1,4 +1,4 @@
-"""Derive the default schedule of any algorithm at any size: fuse what can be fused, tile by what the loops do.
+"""Derive the default schedule of any algorithm at any size: fuse, then choose tiles by the rules and the cost model.
 
 The default schedule is where tuning starts and what runs where nothing was tuned. It depends on the form of the algorithm only.
 """
@@ -30,27 +30,23 @@ from .kept_products import KeptProduct, beside, kept_product, summed_product
 from .memory_limit import limit_beside, pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
+from .recomputation import recompute_is_costly
 from .rules.gemm_row_reduction import (
     feeds_row_reduction,
     recomputes_product_rows,
-    reduces_beyond_tiles,
-    reduces_products,
-    sweep_underfills_gpu,
-    swept,
+    reduced_product_labels,
 )
 from .rules.product_sides import NARROW
-from .rules.reduction import ROW_LIMIT, WHOLE_COLUMN
+from .rules.reduction import ROW_LIMIT
 from .rules.registry import kernel_config
 from .rules.registry import proposals as rule_proposals
 from .rules.scan import scan_consumer
-from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
+from .rules.sibling_gemms import loads_sum_operands
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
 from .stored_elements import feeds_another_output, is_compared_for_equality, products_of_outputs, stored_elements, with_stored_outputs
-from .stored_operands import in_loop, operand_with_rows, stored_operands, sums_held_rows
+from .stored_operands import computed_operand_slowdown, operand_with_rows, stored_operands, sums_held_rows
 
-FEW = 8  #: terms of a sum that every block may add up for itself
-BLOCK = 4096  #: elements of a block of rows
 STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
 MOST_STORED = 4  #: Funcs that other kernels store for one way to fuse, at most
@@ -191,8 +187,8 @@ class _Fusion:
             shape = replace(self.shape, algorithm=with_operands(self.algorithm, names))
             g = replace(self, shape=shape, stored=frozenset(names))
             if ways := g.by_time(list(g.ways())):
-                found.append((g.time(ways[0]) * in_loop(shape), len(found), g, ways[0]))
-        most = FASTER * self.time(usual) * in_loop(self.shape) if found and usual else math.inf
+                found.append((g.time(ways[0]) * computed_operand_slowdown(shape), len(found), g, ways[0]))
+        most = FASTER * self.time(usual) * computed_operand_slowdown(self.shape) if found and usual else math.inf
         return [(g, way) for time, _, g, way in sorted(found, key=lambda f: f[:2]) if time < most]
 
     def keeps(self, way: Way, long: bool = True) -> int:
@@ -438,7 +434,7 @@ class _Fusion:
             return False
         made = [f for f, product in reduced.items() if product]
         for root in roots & set(self.algorithm.funcs):
-            elsewhere = all(self._recompute_is_costly(f, root) and not self.shape.underfills_gpu(f, root) for f in made)
+            elsewhere = all(recompute_is_costly(self.shape, f, root) and not self.shape.underfills_gpu(f, root) for f in made)
             taken = any(rows.tensor == func for dot in self.shape.dots(root) for s in (dot.left, dot.right) if (rows := rows_of(s)))
             others = [self.sizes[label] for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
             if elsewhere and taken and max(others, default=0) > WHOLE_SIDE:
@@ -495,7 +491,7 @@ class _Fusion:
         def here(product: str) -> bool:
             return self._is_recomputed(product) or all(hosts.get(u) == {root} for u in readers(product) if u != func)
 
-        return any(swept(self.shape, func, f) and here(f) for f in self.algorithm.needed_by((func,)))
+        return any(reduced_product_labels(self.shape, func, f) and here(f) for f in self.algorithm.needed_by((func,)))
 
     def _same_iteration_space(self, func: str, other: str) -> bool:
         """Return whether both reduce over the same labels and have the same labels."""
@@ -534,7 +530,7 @@ class _Fusion:
         own, reduced = self.algorithm[func].labels, reduction_labels(self.algorithm, func)
         outer, inner = self.algorithm[root].labels, reduction_labels(self.algorithm, root)
         shared = [label for label in outer if label in own]
-        if self._recompute_is_costly(func, root) or self._needs_own_row_reduction(func, root) or reduced and not outer:
+        if recompute_is_costly(self.shape, func, root) or self._needs_own_row_reduction(func, root) or reduced and not outer:
             return None  # a root without labels is one program
         if streaming and reduced and set(reduced) == set(inner) and set(own) <= set(outer):
             return (root, inner[-1])
@@ -542,56 +538,6 @@ class _Fusion:
         if carried and not self.shape.holds_chain(func, root):
             return (root, carried[-1])
         return (root, shared[-1]) if shared else None
-
-    def _recomputes_sum(self, func: str, root: str, missing: tuple[str, ...]) -> bool:
-        """Return whether blocks or steps of ``root`` would recompute the sum ``func``.
-
-        Either it runs along no label or loop of ``root``, and each block would add up all terms; or it runs down columns that
-        ``root`` is written along, too long to hold, and each step would add them up.
-        """
-        over, own = reduction_labels(self.algorithm, func), self.algorithm[root].labels
-        if self._leaves_few_programs(func, root) or over and self._is_read_in_windows(func, root):
-            return True
-        if missing and (sum_needs_own_kernel(self.shape, func, root, missing) or self.shape.tells_bounds(func) and (self._elements(missing) > WHOLE_SIDE or self._elements(over) > BLOCK)):
-            return True
-        if set(over) & set(own):
-            return own[-1] not in over and self._elements(over) > WHOLE_COLUMN
-        terms, others = self._elements(over), self._elements(missing)
-        return not set(over) & set(reduction_labels(self.algorithm, root)) and terms > FEW and others > 1 and terms * others > BLOCK
-
-    def _is_read_in_windows(self, func: str, root: str) -> bool:
-        """Return whether the kernel of ``root`` reduces windows of ``func``, which would be reduced anew at each place of each window."""
-        for g in self.algorithm.needed_by((root,)):
-            reduced = set(reduction_labels(self.algorithm, g))
-            places = (i for a in ex.accesses(self.algorithm[g].expr) if a.tensor == func for i in a.index if not isinstance(i, ex.Label))
-            if any(ex.free_labels(i) & reduced and ex.free_labels(i) - reduced for i in places):
-                return True
-        return False
-
-    def _leaves_few_programs(self, func: str, root: str) -> bool:
-        """Return whether programs of ``root`` are too few for the GPU and each would compute many long sums ``func`` one after another."""
-        programs, sums = self._elements(self.algorithm[root].labels), self._elements(self.algorithm[func].labels)
-        return self._elements(reduction_labels(self.algorithm, func)) >= BLOCK and 2 * programs <= self.shape.target.multiprocessors and sums >= 8 * programs
-
-    def _is_scattered(self, func: str, root: str) -> bool:
-        """Return whether neighbours in ``root`` read ``func`` far apart or read one element, at remainders and quotients: no tile of it serves a tile of ``root``."""
-        read = [a for f in self.algorithm.needed_by((root,)) for a in ex.accesses(self.algorithm[f].expr) if a.tensor == func]
-        return any(isinstance(n, ex.Binary) and n.op in "%/" for a in read for i in a.index for n in i.walk())
-
-    def _recompute_is_costly(self, func: str, root: str) -> bool:
-        """Return whether fusing ``func`` recomputes too much.
-
-        A matrix product would be recomputed for every block of a label that it lacks, or computed by too few programs; a sum
-        would be recomputed for every block or step.
-        """
-        missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
-        if reduces_products(self.shape, func) and reduces_beyond_tiles(self.shape, func, root):
-            return True
-        if not self.shape.dots(func):
-            return self._recomputes_sum(func, root, tuple(label for label in missing if not self.shape.is_short(label)))  # one block has all of a short one
-        if self.shape.underfills_gpu(func, root) or sweep_underfills_gpu(self.shape, func, root) or self._is_scattered(func, root):
-            return True
-        return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)
 
 
 __all__ = ["default_schedule", "next_power_of_two"]

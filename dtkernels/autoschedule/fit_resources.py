@@ -1,4 +1,4 @@
-"""Making a schedule smaller until the GPU has what its kernels need."""
+"""Shrink a schedule until its kernels fit the shared memory and registers of the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether products in float32 may be made of three in TF32."""
+"""Decide whether float32 products may be computed as three products in TF32."""
 
 from __future__ import annotations
 

@@ -44,11 +44,12 @@ class KeptProduct:
         swept = (*early, self.kept) if self.kept else early
         return (*inside, *(FuseAt(f, "fuse_at", (last, row)) for f in swept), *([Bare(self.kept, "store")] if self.kept else []))
 
-    def rest(self, algorithm: Algorithm) -> Algorithm:
-        """Return what other kernels compute, which read the copy and the host from memory."""
+    def rest(self, algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+        """Return what other kernels compute for ``outputs``, which read the copy and the host from memory."""
         made = (self.host, *([self.kept] if self.kept else []))
-        left = tuple(d for d in algorithm.definitions if d.name not in (*made, *self.sums))
-        return replace(algorithm, inputs=(*algorithm.inputs, *made)).with_definitions(left)
+        left = replace(algorithm, inputs=(*algorithm.inputs, *made)).with_definitions(tuple(d for d in algorithm.definitions if d.name not in made))
+        needed = left.needed_by(tuple(o for o in outputs if o in left))
+        return left.with_definitions(tuple(d for d in left.definitions if d.name in needed))
 
 
 def kept_product(shape: SchedulingProblem) -> KeptProduct | None:
@@ -114,6 +115,6 @@ def _reads(algorithm: Algorithm, func: str, tensors: set[str]) -> bool:
 def beside(shape: SchedulingProblem, found: KeptProduct, fused: Callable[[SchedulingProblem], tuple[Primitive, ...]]) -> tuple[Primitive, ...]:
     """Return the way to fuse in which one kernel has a product and its sums; ``fused`` places what other kernels compute."""
     inside = {found.product, *found.chain}
-    rest = drop_unused(found.rest(shape.algorithm), shape.algorithm.labels)
+    rest = drop_unused(found.rest(shape.algorithm, shape.outputs), shape.algorithm.labels)
     others = fused(replace(shape, algorithm=rest, outputs=tuple(o for o in shape.outputs if o in rest)))
     return (*found.statements(shape.algorithm), *(p for p in others if p.func not in inside and not _reads(shape.algorithm, p.func, inside)))

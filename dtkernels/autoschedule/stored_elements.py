@@ -1,4 +1,4 @@
-"""Compute what is made element for element in the kernel of another Func that reads the same elements, which stores it.
+"""Compute and store an elementwise Func in the kernel of another Func that reads the same elements.
 
 Two gradients that products take, each in a kernel of its own, read the incoming gradient twice; so do a gradient and its column sums::
 
@@ -14,7 +14,7 @@ from ..lang.algorithm import Algorithm
 from ..lang.schedule import Bare, FuseAt, Primitive
 from ..lang.schedule_checks import reduction_labels
 from .problem import SchedulingProblem
-from .rules.gemm_row_reduction import swept
+from .rules.gemm_row_reduction import reduced_product_labels
 
 ROW = 16  #: bytes that rows start at multiples of, for products to load them as they are
 Members = Callable[[str], list[str]]
@@ -46,7 +46,7 @@ def products_of_outputs(shape: SchedulingProblem) -> set[str]:
     not add up to 1 with the sum of unrounded ones.
     """
     made = shape.algorithm.needed_by(shape.outputs)
-    plain = (o for o in shape.outputs if shape.dots(o) and not any(swept(shape, f, o) for f in made))
+    plain = (o for o in shape.outputs if shape.dots(o) and not any(reduced_product_labels(shape, f, o) for f in made))
     read = {f for o in shape.outputs for f in shape.algorithm.needed_by((o,)) if f != o}
     return {o for o in plain if o in read and not feeds_another_output(shape, o)}
 

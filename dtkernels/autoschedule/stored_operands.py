@@ -63,7 +63,7 @@ def _is_reread(shape: SchedulingProblem, operand: ex.Expr) -> bool:
     return any(_longest(shape, dot, operand) > WHOLE_SIDE for dot in _products(shape, operand))
 
 
-def in_loop(shape: SchedulingProblem, funcs: Iterable[str] | None = None) -> float:
+def computed_operand_slowdown(shape: SchedulingProblem, funcs: Iterable[str] | None = None) -> float:
     """Return how much longer than predicted an algorithm takes: one with a long product, long on both sides, that computes an operand in its loop.
 
     ``funcs``: of a single kernel.

@@ -22,10 +22,10 @@ from ..lang.schedule import Accumulation, Program, host
 from .analysis.dependent_launch import links
 from .ir.nest import Kernel
 from .lower.launch_parameters import with_launch_parameters
-from .lower.lowering import check_statements_heeded, lower_kernel
+from .lower.lowering import check_unused_in_kernel, lower_kernel
 from .lower.schedule_options import KernelOptions
-from .prelower.accumulated_sums import accumulate_sums, clearing
-from .prelower.chunked_funcs import keep_in_pieces
+from .prelower.accumulated_sums import accumulate_sums, zeroing_program
+from .prelower.chunked_funcs import chunk_funcs
 from .prelower.kernel_partition import funcs_in_kernel, kernel_roots
 from .prelower.named_operands import name_operands
 from .prelower.partial_sums import add_partial_sums, free_name
@@ -63,7 +63,7 @@ PROGRAM_PASSES: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("partial_sums", add_partial_sums),
     ("accumulated_sums", accumulate_sums),
     ("stage_aligned_copies", stage_aligned_copies),
-    ("chunked_funcs", keep_in_pieces),
+    ("chunked_funcs", chunk_funcs),
 )
 
 #: Kernel -> Kernel, each kernel by itself; ``split_k`` comes before these, ``tail_wave`` after
@@ -153,18 +153,18 @@ def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
     return tuple(kernel for func in (*copies, root, *sums) for kernel in lower_root(made, func))
 
 
-def check_heeded(program: Program) -> None:
+def check_unused_statements(program: Program) -> None:
     """Raise DTError for a statement that changes nothing in the kernels.
 
     For schedules that a user wrote. What the default schedule and the tuner make may be without effect at some sizes.
     """
     made = prelower(program)
     for root in kernel_roots(made):
-        check_statements_heeded(made, KernelOptions(made, root))
+        check_unused_in_kernel(made, KernelOptions(made, root))
 
 
 def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple[Kernel, ...]:
-    """Return the kernels of one Func of a prelowered program; ``trace`` is told each pass and its result.
+    """Return the kernels of one Func of a prelowered program; ``trace`` is called with each pass and its result.
 
     Kernels that clear what it adds to come first.
     """
@@ -187,7 +187,7 @@ def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple
     if not left_out & {"tail_wave", "descriptors"}:  # a tail is for kernels with descriptors
         kernels = add_tail_wave(kernels, program, root, lambda smaller: lower_root(smaller, root))
     tell("tail_wave", kernels)
-    return (*(k for a in program.accumulated if a.host == root for k in _clearing(program, a)), *kernels)
+    return (*(k for a in program.accumulated if a.host == root for k in _zeroing_kernels(program, a)), *kernels)
 
 
 def _with_possible_descriptors(kernels: tuple[Kernel, ...], options: KernelOptions) -> tuple[Kernel, ...]:
@@ -205,10 +205,10 @@ def _with_possible_descriptors(kernels: tuple[Kernel, ...], options: KernelOptio
     return tuple(found)
 
 
-def _clearing(program: Program, accumulation: Accumulation) -> tuple[Kernel, ...]:
+def _zeroing_kernels(program: Program, accumulation: Accumulation) -> tuple[Kernel, ...]:
     """Return the kernel that sets a sum in memory to 0 before the programs of another add to it."""
     name = free_name(f"{accumulation.func}_zero", program.algorithm)
-    return tuple(replace(k, name=name, func=accumulation.host) for k in lower_root(clearing(program, accumulation), accumulation.func))
+    return tuple(replace(k, name=name, func=accumulation.host) for k in lower_root(zeroing_program(program, accumulation), accumulation.func))
 
 
 def _split(program: Program, kernel: Kernel, options: KernelOptions) -> tuple[Kernel, ...]:
@@ -228,7 +228,7 @@ def _finished(kernels: tuple[Kernel, ...], options: KernelOptions) -> tuple[Kern
 
 @dataclass(frozen=True)
 class Forms:
-    """A kernel as it is printed. The wrapper takes the form with descriptors where the tensors and the GPU allow it."""
+    """The printed forms of a kernel. The wrapper launches the form with descriptors where the tensors and the GPU allow it."""
 
     pointers: Kernel | None  #: None of the kernel of a tail wave, which exists with descriptors alone
     descriptors: Kernel | WarpSpecializedKernel | None = None
@@ -279,7 +279,7 @@ Trace = Callable[[str, tuple[Kernel, ...]], None]
 
 
 def stages(program: Program, target: Target | None = None) -> Iterator[tuple[str, str, Program | tuple[Kernel | WarpSpecializedKernel, ...]]]:
-    """Yield (Func or "", name of the pass, what it leaves), pass by pass, to the kernels as they are printed."""
+    """Yield (Func or "", name of the pass, its result), pass by pass, up to the printed kernels."""
     yield "", "program", program
     for name, run in PROGRAM_PASSES:
         program = run(program)

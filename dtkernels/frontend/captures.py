@@ -1,4 +1,4 @@
-"""Find what a function reads beside its arguments: closed-over tensors, which become inputs, and settings, which select the program."""
+"""Find what a function reads besides its arguments: closed-over tensors, which become inputs, and settings, which select the program."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class State:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of what a value holds."""
+    """Yield (name, value) of the parts of a value."""
     if isinstance(value, types.MethodType):
         yield "self", value.__self__
         yield "method", value.__func__
@@ -93,7 +93,7 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
 
 
 def state_of(function: Callable, objects: list[tuple[str, Any]]) -> State:
-    """Return what a function reads beside the tensors it is given. ``objects``: arguments that are neither tensors nor plain."""
+    """Return the state that a function reads besides its tensor arguments. ``objects``: arguments that are neither tensors nor plain."""
     state = State()
     for name, value in objects:
         state.add(value, name)

@@ -327,7 +327,7 @@ def _symbolic(shapes: tuple) -> bool:
 
 
 def _hinted(t: torch.Tensor) -> torch.Tensor:
-    """Return a tensor to trace with: the sizes at hand."""
+    """Return a tensor to trace with, of the call's sizes."""
     shape = [n if isinstance(n, int) else n.node.hint for n in t.shape]
     return torch.empty(shape, dtype=t.dtype, device="meta") if t.device.type == "meta" else _Like(shape, t.dtype, t.device)  # type: ignore[return-value]
 

@@ -153,7 +153,7 @@ class Interpreter:
         return [self.builder.define(v, "inner") if again else v for v, again in zip(args, long)]
 
     def read(self, value: Any, refs: list[Tensor]) -> Any:
-        """Replace the nodes in arguments by what they are."""
+        """Replace the nodes in arguments by their values."""
         if isinstance(value, torch.fx.Node):
             found = self.known[value]
             if isinstance(found, Tensor):
@@ -263,7 +263,7 @@ class Interpreter:
 
 
 def _keeps(name: str, node: torch.fx.Node) -> bool:
-    """Tell whether an operation on an input returns it as it is."""
+    """Tell whether an operation returns its input unchanged."""
     if name in ("clone", "contiguous", "alias", "detach", "lift_fresh"):
         return name == "detach" or name in ("contiguous", "alias", "lift_fresh")
     out, first = node.meta["val"], node.args[0] if node.args else None

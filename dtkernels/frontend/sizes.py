@@ -23,7 +23,7 @@ class Sizes:
         return sympy.Integer(int(value))
 
     def true(self, condition: Any) -> bool:
-        """Decide a relation by the sizes at hand; guard it where other sizes could decide otherwise."""
+        """Decide a relation by the call's sizes; add a guard if other sizes could decide otherwise."""
         condition = self.env.simplify(condition) if isinstance(condition, sympy.Basic) else sympy.sympify(condition)
         if condition in (sympy.true, sympy.false):
             return bool(condition)

@@ -1,4 +1,4 @@
-"""Find what the user's source calls the result of each operation."""
+"""Name the results of operations as the user's source does."""
 
 from __future__ import annotations
 

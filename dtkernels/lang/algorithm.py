@@ -78,7 +78,7 @@ class Algorithm:
     named: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     #: (input, dimensions) of inputs that nothing reads any more, and that tell extents
     ranks: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
-    #: Funcs that a schedule made of operands of products: they have the dtype of those, see operands.py
+    #: Funcs that a schedule made of operands of products: they have the dtype of those, see codegen/prelower/named_operands.py
     operands: frozenset[str] = field(default=frozenset(), repr=False)
 
     @cached_property

@@ -332,7 +332,7 @@ class Schedule:
         return {p.func: (p.consumer, p.label) for p in self.primitives if isinstance(p, FuseAt) and p.name == "fuse_at"}
 
     def unordered_sums(self) -> tuple[str, ...]:
-        """Return the Funcs that several programs add up in whatever order they run: not bitwise reproducible."""
+        """Return the Funcs that several programs accumulate in no fixed order: not bitwise reproducible."""
         return tuple(p.func for p in self.primitives if isinstance(p, AccumulateAt) and not p.ordered)
 
     def __add__(self, other: Schedule) -> Schedule:

@@ -59,13 +59,13 @@ def attention(
 
     - cu_seqlens_q, cu_seqlens_k: q (M, H, D), k and v (L, G, D) hold packed sequences, from cu_seqlens[i] to cu_seqlens[i + 1].
     - segments, segments_k: integers (..., M) and (..., L). A query sees keys of its own segment. q, k and v are (B, H, M, D).
-    - lengths: (B,), the keys of k and v that are valid. The last query is at the last of them.
+    - lengths: (B,), the number of valid keys of each batch entry. The last query is at the last valid key.
     - block_table: (B, pages of an entry). k and v are pages, (page, slot, G, D), or (page, G, slot, D) with kv_layout="HND". No gradient.
-    - new_k, new_v: (B, G, T, D) and (B, G, T, N), with lengths. They are first written into k and v, at each entry's length, and seen too.
-    - k_scale, v_scale: what a cache in float8 or int8 is multiplied by. A number; (G,) or (B, G); or one for each key and head, of the shape of
+    - new_k, new_v: (B, G, T, D) and (B, G, T, N), with lengths. They are written into k and v at each entry's length before attention.
+    - k_scale, v_scale: scales of a float8 or int8 cache. A number; (G,) or (B, G); or one for each key and head, of the shape of
       k and v without the last dimension.
     - return_lse: return (result, logsumexp of the scores) with the second of shape (..., H, M), or (M, H) if packed, float32.
-    - dropout_p, seed: each weight is 0 with probability dropout_p, else divided by 1 - dropout_p. The seed, a whole number or a one-element
+    - dropout_p, seed: each weight is 0 with probability dropout_p, else divided by 1 - dropout_p. The seed, an integer or a one-element
       tensor of integers, decides which; backward draws the same again.
 
     A query that sees no key gives zeros. Differentiable in q, k, v, floating-point masks and biases, scale and sinks. Raises ValueError

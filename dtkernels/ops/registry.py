@@ -72,7 +72,7 @@ def registered(name: str) -> Operator | None:
     return _registered.get(name)
 
 
-def _again(name: str) -> Operator:
+def _unpickled(name: str) -> Operator:
     """Return the op that a pickle names. Raises DTError where this process has none."""
     if name in shipped_names() or name in built:
         return shipped(name)
@@ -81,7 +81,7 @@ def _again(name: str) -> Operator:
     return found
 
 
-copyreg.pickle(Operator, lambda op: (_again, (op.name,)))
+copyreg.pickle(Operator, lambda op: (_unpickled, (op.name,)))
 
 
 def registered_names() -> tuple[str, ...]:

@@ -60,7 +60,7 @@ def refuse(match: Match, result: fx.Node) -> str | None:
 
 
 def _repeated(q: torch.Tensor, k: torch.Tensor) -> int | None:
-    """Return how many heads of q share one of k, whatever the symbols in the shapes are; None if that is not known."""
+    """Return how many heads of q share one of k, for any symbolic sizes; None if that is not known."""
     if q.dim() < 4:
         return 1
     many, few = q.shape[-3], k.shape[-3]

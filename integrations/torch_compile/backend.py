@@ -81,7 +81,7 @@ class ReplacementPass(CustomGraphPass):
             replace_in_graph(graph, self.wanted)
 
     def uuid(self) -> bytes:
-        """Return a key of what the result depends on beside the graph: the package, the ops asked for, and where kernels run."""
+        """Return a key of everything that the result depends on besides the graph: the package, the ops asked for, and where kernels run."""
         state = repr((sorted(self.wanted.named), self.wanted.auto, path_counters.fallback(), path_counters.interpreting()))
         return hashlib.sha256(package_digest() + state.encode()).digest()
 

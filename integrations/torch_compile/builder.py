@@ -83,7 +83,7 @@ def _same(one: tuple, other: tuple) -> bool:
 
 
 def same_shape(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have one shape, whatever the symbols in it are; adds no guard."""
+    """Return whether two tensors have the same shape for any symbolic sizes; adds no guard."""
     return one.dim() == other.dim() and _same(one.shape, other.shape)
 
 

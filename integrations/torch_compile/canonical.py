@@ -102,7 +102,7 @@ def called(node: Node) -> str:
 
 
 def operation(node: Node) -> Operation:
-    """Return what a node computes; ``OTHER`` for operations that no pattern has."""
+    """Return the operation of a node; ``OTHER`` for those that no pattern has."""
     name = _NAMES.get(called(node), "")
     if not name or "out" in node.kwargs:
         return OTHER
@@ -217,7 +217,7 @@ WRITTEN = "dtkernels_written"  #: in the meta of nodes whose memory something wr
 
 
 def aliased(node: object) -> Node | None:
-    """Return what a node only passes on, as ``contiguous`` and idle dropout do; None where it computes something."""
+    """Return the input that a node passes on unchanged, such as ``contiguous`` and dropout in eval mode; None if it computes something."""
     return _passed_on(node, "alias")
 
 
@@ -229,7 +229,7 @@ def _passed_on(node: object, name: str) -> Node | None:
 
 
 def cast_from(node: object, widening: bool) -> Node | None:
-    """Return what a node casts from one floating dtype to another; with ``widening``, only where no number changes."""
+    """Return the input of a cast between floating dtypes; with ``widening``, only where no number changes."""
     before = _passed_on(node, "cast")
     if before is None:
         return None

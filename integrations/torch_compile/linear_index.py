@@ -58,7 +58,7 @@ class Reader:
         self.visited: dict[fx.Node, None] = {}
 
     def linear(self, value: Any) -> Linear | None:
-        """Return what a tensor of integers, a symbol or a number is, or None."""
+        """Return an integer tensor, a symbol or a number as a linear function, or None."""
         if isinstance(value, bool):
             return Linear(int(value))
         if isinstance(value, int):

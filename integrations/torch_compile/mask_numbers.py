@@ -177,7 +177,7 @@ def _tighter(one: Linear, other: Linear, choose: Any) -> Linear | None:
 
 class _Conditions(Reader):
     def seen(self, value: Any, hidden: bool = False) -> Seen | None:
-        """Return what a condition says, or with ``hidden`` its negation; None if it is none that numbers hold."""
+        """Return a condition as numbers, or with ``hidden`` its negation; None if numbers cannot express it."""
         if not isinstance(value, fx.Node) or WRITTEN in value.meta or not isinstance(example(value), torch.Tensor):
             return None
         number = self.linear(value)
@@ -260,7 +260,7 @@ class _Conditions(Reader):
         return found if kept else None
 
     def added(self, value: Any) -> Seen | None:
-        """Return what a mask hides that is added to scores: zeros where a key is seen, lowest numbers where it is not."""
+        """Read a mask that is added to scores, zeros where a key is seen and lowest numbers elsewhere."""
         if not isinstance(value, fx.Node) or WRITTEN in value.meta or not isinstance(example(value), torch.Tensor):
             return None
         found = self._added(value)

@@ -1,4 +1,4 @@
-"""Count what was replaced in compiled graphs, and why the rest was not."""
+"""Count the replacements in compiled graphs, and the reasons why others were not made."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _last = _Last()
 
 
 def _take_back_last_attempt() -> None:
-    """Forget what was counted of an attempt that torch.compile has begun anew since, as it does where numbers become symbols."""
+    """Discard the counts of an attempt that torch.compile has restarted, as it does when numbers become symbols."""
     current = CompileContext.current_trace_id()
     identity, attempt = (current.compile_id, current.attempt) if current else (None, 0)
     if (identity, attempt) == (_last.identity, _last.attempt):
@@ -66,6 +66,6 @@ def replacements() -> Replacements:
 
 
 def forget() -> None:
-    """Start to count anew."""
+    """Reset the counts."""
     _counts.clear()
     _last.found = Counter()

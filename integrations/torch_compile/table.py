@@ -1,4 +1,4 @@
-"""The replacements: for each op the patterns it replaces, what refuses it, and what is replaced without being asked for by name."""
+"""List the replacements: for each op its patterns, the conditions that refuse it, and whether it is on by default."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 
 from dtkernels.algebra.pipeline import prepare
 from dtkernels.codegen.emit.module import emit
-from dtkernels.codegen.pipeline import check_heeded
+from dtkernels.codegen.pipeline import check_unused_statements
 from dtkernels.lang import DTError, parse
 from dtkernels.lang.checks import check_given
 
@@ -28,7 +28,7 @@ def refusal(text: str) -> str:
         program = parse(text, "t.dt")
         check_given(program)
         prepared = prepare(program)
-        check_heeded(prepared)
+        check_unused_statements(prepared)
         emit(prepared)
     return str(error.value)
 

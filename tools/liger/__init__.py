@@ -1,4 +1,4 @@
-"""dtkernels beside Liger: its functions in the form of Liger's, Liger's own tests run with them, and times of both."""
+"""Compare with Liger: its functions in Liger's signatures, Liger's own tests run with ours, and times of both."""
 
 #: ops of ours that stand for a function of Liger's; a test holds it against the table of functions
 OPS = (

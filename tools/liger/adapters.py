@@ -1,4 +1,4 @@
-"""Our norms, gates, rotations and attention under the signatures of Liger's autograd functions, and what both need."""
+"""Adapt our norms, gates, rotations and attention to the signatures of Liger's autograd functions."""
 
 from __future__ import annotations
 

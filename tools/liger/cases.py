@@ -1,4 +1,4 @@
-"""The arguments of each function that both libraries have, at the sizes of Liger's benchmarks and at small ones."""
+"""Define the arguments of each function that both libraries have, at the sizes of Liger's benchmarks and at small ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our losses under the signatures of Liger's autograd functions."""
+"""Adapt our losses to the signatures of Liger's autograd functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values, times and memory of one function of Liger's and of ours, called with the same arguments."""
+"""Measure values, times and memory of one function of Liger's and of ours, called with the same arguments."""
 
 from __future__ import annotations
 

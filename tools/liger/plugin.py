@@ -1,4 +1,4 @@
-"""A plugin of pytest that runs Liger's own tests with our functions in the place of Liger's. `tools/compare_liger.py --tests` loads it."""
+"""Run Liger's own tests with our functions in the place of Liger's: a pytest plugin. `tools/compare_liger.py --tests` loads it."""
 
 from __future__ import annotations
 

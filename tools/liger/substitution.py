@@ -1,4 +1,4 @@
-"""Which function of ours stands for which of Liger's, and the exchange of one for the other in the modules of an imported Liger."""
+"""Map our functions to Liger's, and exchange them in the modules of an imported Liger."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ class _Centering:
 
 
 def _is_saved(mean: Definition) -> bool:
-    """Return whether forward makes and saves a mean; one without products is made by backward, which has the rows at hand."""
+    """Return whether forward computes and saves a mean; backward computes one without products itself, since it reads the rows."""
     return isinstance(mean.expr, ex.Cast)
 
 

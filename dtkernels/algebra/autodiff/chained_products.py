@@ -85,7 +85,7 @@ def _only_operand(func: str, algorithm: Algorithm) -> bool:
 
 
 def _is_streamed(d: Definition, algorithm: Algorithm) -> bool:
-    """Return whether rows of ``d``, or of what is made of it element for element, are reduced and enter a product as well."""
+    """Return whether rows of ``d``, or of Funcs elementwise in it, are both reduced and operands of a product."""
     alike = [d.name]
     for other in algorithm.definitions:
         if any(a.tensor in alike for a in ex.accesses(other.expr)) and len(other.labels) >= len(d.labels) and not _reduces(other.expr):

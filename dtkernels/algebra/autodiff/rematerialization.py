@@ -15,7 +15,7 @@ LONG = 1024  #: terms of a sum from which on a product is saved; to make it agai
 
 
 def memory_limit() -> int:
-    """Return the limit in bytes of what kernels leave for each other, and of what forward saves where it could be made again; 0 for none."""
+    """Return the limit in bytes of intermediates between kernels, and of saved products that backward could recompute; 0 for none."""
     return (int(_given()) if is_limit_set() else LIMIT) << 20
 
 

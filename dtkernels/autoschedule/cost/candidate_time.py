@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .coefficients import rates_of
 from .kernel_config import FusedFunc, KernelConfig
-from .kernel_work import KernelPlan
+from .kernel_plan import KernelPlan
 from .predicted_time import kernel_time, rates_for
 
 if TYPE_CHECKING:

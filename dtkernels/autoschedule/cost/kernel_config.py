@@ -1,4 +1,4 @@
-"""Represent what a schedule chooses, kernel by kernel; read it from the schedule's text and print it again.
+"""Represent the choices of a schedule, kernel by kernel; read them from its text and print them.
 
 Reading needs no parser and no algorithm: a first call reads the rows of a table so.
 """

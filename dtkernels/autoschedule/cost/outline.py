@@ -1,4 +1,4 @@
-"""Reduce an algorithm to what the cost model needs of it: which labels each Func has, reads, multiplies and adds over.
+"""Reduce an algorithm to the facts that the cost model uses: the labels that each Func has, reads, multiplies and sums over.
 
 An outline is small enough to be stored beside an op's signature, so that a first call need not parse the algorithm.
 """

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from .coefficients import FLOAT8, Rates, RatesOfKinds, rates_of
 from .kernel_config import KernelConfig
-from .kernel_work import KernelPlan, Work, plans
+from .kernel_plan import KernelPlan, plans
+from .kernel_work import Work
 from .outline import Known
 
 if TYPE_CHECKING:
@@ -53,20 +54,20 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     """Return the microseconds of one kernel."""
     work = work._replace(multiplied=work.multiplied * float32_factor(work, config))
     cores, slots = target.multiprocessors, work.held * target.multiprocessors
-    busy, waiting, bandwidth = _busy(work, config, c), _waiting(work, config, c), c.bandwidth * target.bandwidth / FITTED_TO
+    busy, waiting, bandwidth = _busy(work, config, c), _load_latency(work, config, c), c.bandwidth * target.bandwidth / FITTED_TO
     sharp = c.pipelined if work.rows and not work.short and config.stages > 2 and work.steps >= LONG_LOOP else c.rounds
     if config.persistent and work.rows and work.steps > 1 and not work.fetched:
         busy, waiting = busy * c.refilled, waiting * c.refilled
-    alone = _either(busy, waiting, sharp)
+    alone = _overlapped(busy, waiting, sharp)
     full, rest = divmod(work.programs, slots)
     again = waiting - c.start if config.persistent else waiting  # its next block's first loads run beside the results of the last
-    crowded = _either(work.held * busy, again, sharp)
+    crowded = _overlapped(work.held * busy, again, sharp)
     computing = c.start + full * crowded
     if rest:
-        last = _either(-(-rest // cores) * busy, waiting, sharp)
+        last = _overlapped(-(-rest // cores) * busy, waiting, sharp)
         if config.tail and full:  # a kernel of its own, in pieces of the blocks
             again = -(-config.pieces * rest // cores)
-            last = min(last, c.launch / 2 + _either(c.quartered * again * busy / config.pieces, -(-again // 2) * waiting, c.rounds))
+            last = min(last, c.launch / 2 + _overlapped(c.quartered * again * busy / config.pieces, -(-again // 2) * waiting, c.rounds))
         if config.stream and full:
             last = min(last, _streamed(rest, busy, waiting, config, c, (cores, slots)))
         hidden = c.overlap * (not config.persistent) if full else 0.0
@@ -76,7 +77,7 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     moving = (work.memory + c.strip * work.strips) / (bandwidth * flying / (flying + c.flying))
     if (work.held == 1 or not work.products) and ahead == 1 and not (config.persistent and config.stages_of) and full:
         moving += c.exposed * full * alone / work.held  # nothing is loaded while the program computes, or less
-    took = c.launch + _either(computing, moving, c.sharp)
+    took = c.launch + _overlapped(computing, moving, c.sharp)
     if work.merged:
         took += work.merges * c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts
     if work.fetched:
@@ -97,10 +98,10 @@ def _streamed(rest: int, busy: float, waiting: float, config: KernelConfig, c: R
     if -(-each * rest // slots) >= each:  # the wrapper leaves it to the first kernel
         return math.inf
     merging = c.merge + 2 * 4 * rest * parts * elements / c.merge_rate + c.merge_part * parts
-    return c.launch / 2 + _either(again * busy / each, again * waiting / each, c.rounds) + merging
+    return c.launch / 2 + _overlapped(again * busy / each, again * waiting / each, c.rounds) + merging
 
 
-def _either(a: float, b: float, sharp: float) -> float:
+def _overlapped(a: float, b: float, sharp: float) -> float:
     """Return a little more than the larger one: what overlaps does so imperfectly."""
     return float((a**sharp + b**sharp) ** (1 / sharp))
 
@@ -111,11 +112,11 @@ def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
     loading = (work.moved + work.written + 2 * work.added) / c.l2_rate + _requests(work, c) / c.request_rate
     if not work.rows:
         loading *= c.passed if config.stages_of and not work.products else 1.0
-        return _either(computing, loading, c.inner) * (1 + c.spills * (work.spilled - 1))
+        return _overlapped(computing, loading, c.inner) * (1 + c.spills * (work.spilled - 1))
     multiplying = work.multiplied / _rate(work, c) * _shape(work, config, c)
     if config.ping_pong:  # one warpgroup computes while the other multiplies
-        return _either(_either(multiplying, loading, c.inner), computing * c.beside, c.inner) * (1 + c.spills * (work.spilled - 1))
-    return (_either(multiplying, loading, c.inner) + computing * c.beside) * (1 + c.spills * (work.spilled - 1))
+        return _overlapped(_overlapped(multiplying, loading, c.inner), computing * c.beside, c.inner) * (1 + c.spills * (work.spilled - 1))
+    return (_overlapped(multiplying, loading, c.inner) + computing * c.beside) * (1 + c.spills * (work.spilled - 1))
 
 
 def _rate(work: Work, c: Rates) -> float:
@@ -124,7 +125,7 @@ def _rate(work: Work, c: Rates) -> float:
 
 
 def _requests(work: Work, c: Rates) -> float:
-    """Return the loads of threads, short ones by what they cost."""
+    """Return the number of loads of threads, short ones weighted by their cost."""
     return (0.0 if work.fetched else work.requests) + work.short * c.narrow * (c.ragged if work.merged else 1.0)
 
 
@@ -184,7 +185,7 @@ def float32_factor(work: Work, config: KernelConfig) -> float:
     return TRIED * (1.0 if work.crossed else max(1.0, 0.75 + 80 / each))
 
 
-def _waiting(work: Work, config: KernelConfig, c: Rates) -> float:
+def _load_latency(work: Work, config: KernelConfig, c: Rates) -> float:
     """Return the microseconds that a program takes by itself, waiting for its loads."""
     stages = config.stages if work.rows else max(config.all_of("stages_of").values(), default=1)
     if work.products and (work.narrow or config.persistent and not work.fetched):

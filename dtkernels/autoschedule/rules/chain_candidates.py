@@ -94,7 +94,7 @@ def _tiled(chain: Chain, usual: KernelConfig, tiles: dict[str, tuple[int, int]],
 
 
 def _parts(shape: SchedulingProblem, config: KernelConfig | None, loop: str, all_waves: tuple[int, ...] = WAVES) -> Iterator[KernelConfig]:
-    """Yield the choices as they are, and with the loop split so that its parts fill one wave of programs or more."""
+    """Yield the choices unchanged, and with the loop split so that its parts fill at least one wave of programs."""
     if config is None:
         return
     yield config

@@ -21,7 +21,7 @@ class GemmTile(NamedTuple):
     stages: int
 
 
-#: starting points that were the fastest of a grid at some of 289 random sizes on an H200 (benchmarks/product_trials.py), from small to large
+#: starting points that were the fastest of a grid at some of 289 random sizes on an H200 (benchmarks/h200_product_grid.json), from small to large
 TILES = tuple(
     GemmTile(*t)
     for t in (

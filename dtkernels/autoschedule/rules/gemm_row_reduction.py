@@ -27,7 +27,7 @@ TERMS = 1 << 15  #: that a program holds, of sums of which each term varies alon
 PARTS = 4  #: least steps of a sweep that is cut over programs
 
 
-def swept(shape: SchedulingProblem, func: str, made: str) -> set[str]:
+def reduced_product_labels(shape: SchedulingProblem, func: str, made: str) -> set[str]:
     """Return the labels of the product ``made`` that ``func`` reduces over; none if ``func`` is a product itself."""
     if func == made or shape.dots(func) or not shape.dots(made) or made not in shape.algorithm.needed_by((func,)):
         return set()
@@ -39,7 +39,7 @@ def recomputes_product_rows(shape: SchedulingProblem, func: str, root: str, made
 
     That is so where ``root`` is written along these rows and they are too wide to hold.
     """
-    along = {label for product in made for label in swept(shape, func, product)} & set(shape.algorithm[root].labels)
+    along = {label for product in made for label in reduced_product_labels(shape, func, product)} & set(shape.algorithm[root].labels)
     return any(shape.sizes[label] > WHOLE_SIDE for label in along)
 
 
@@ -165,7 +165,7 @@ def _reduced_row(shape: SchedulingProblem, root: str, members: list[str]) -> tup
     (main,), dots = products, sorted(shape.dots(products[0]), key=lambda d: -math.prod(shape.sizes[x] for x in d.labels))
     if any(_sides(shape, main, other) != _sides(shape, main, dots[0]) for other in dots[1:]):  # they may, such as one of low rank beside a layer's
         return None
-    over = {label for m in members for label in swept(shape, m, main)}
+    over = {label for m in members for label in reduced_product_labels(shape, m, main)}
     return (main, over.pop(), dots) if len(over) == 1 else None
 
 

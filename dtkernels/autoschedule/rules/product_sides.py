@@ -1,4 +1,4 @@
-"""Facts about the operands of a kernel's matrix products."""
+"""Query the operands of a kernel's matrix products."""
 
 from __future__ import annotations
 

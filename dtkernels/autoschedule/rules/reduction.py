@@ -263,7 +263,7 @@ def _contiguous_first(labels: tuple[str, ...], read: list[ex.Access]) -> list[st
 
 
 def _by_stride(shape: SchedulingProblem, reduced: list[str], read: list[ex.Access]) -> list[str]:
-    """Sort the reduced labels by the stride of their terms, smallest first, whatever the order in the sum."""
+    """Sort the reduced labels by the stride of their terms, smallest first."""
     most = max((len(ex.free_labels(a) & {*reduced}) for a in read), default=0)
     places = [[ex.free_labels(i) for i in reversed(a.index)] for a in read if len(ex.free_labels(a) & {*reduced}) == most]
     order = shape.algorithm.labels

@@ -1,4 +1,4 @@
-"""Tiles of kernels that sum along rows and down columns in one pass: each program loops over rows that it holds whole.
+"""Tile kernels that sum along rows and down columns in one pass: each program loops over rows that it holds whole.
 
 for x in a part's share of the rows:
     row[x] = rsum(... A[x, y] ..., y)            from registers

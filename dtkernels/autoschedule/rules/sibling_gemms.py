@@ -1,4 +1,4 @@
-"""Products side by side in one kernel, as ``rdot(A[x, k], W[k, y], k) * rdot(A[x, k], V[k, y], k)``, and sums beside a product.
+"""Schedule sibling products in one kernel, as ``rdot(A[x, k], W[k, y], k) * rdot(A[x, k], V[k, y], k)``, and sums beside a product.
 
 Two products that share an operand are to the matrix units one of twice as many columns. So their tiles are those of one product of
 as many columns as all have together, cut to what each has of them: the accumulators take as many registers, the loop as much room.
@@ -72,10 +72,10 @@ def loads_sum_operands(shape: SchedulingProblem, output: str, inside: Iterable[s
     """
     inside = tuple(inside)
     loaded = {a.tensor for f in inside for a in ex.accesses(shape.algorithm[f].expr)}
-    return summed(shape, output) <= loaded and not any(taken(shape, output, f) for f in inside)
+    return summed(shape, output) <= loaded and not any(sums_product_input(shape, output, f) for f in inside)
 
 
-def taken(shape: SchedulingProblem, func: str, root: str) -> bool:
+def sums_product_input(shape: SchedulingProblem, func: str, root: str) -> bool:
     """Return whether ``func`` is a long plain sum over an input that products of ``root`` read too.
 
     Each block would load that input a second time for the sum (duplicate_wgmma_loads.py).
@@ -97,4 +97,4 @@ def sum_needs_own_kernel(shape: SchedulingProblem, func: str, root: str, missing
     sides = tuple(a.tensor for dot in dots for side in (dot.left, dot.right) for a in ex.accesses(side))
     made = {*sides, *shape.algorithm.needed_by(tuple(t for t in sides if t in shape.algorithm))}
     blocks = any(shape.sizes[label] > WHOLE_SIDE for label in missing)
-    return taken(shape, func, root) or blocks and not summed(shape, func) <= made
+    return sums_product_input(shape, func, root) or blocks and not summed(shape, func) <= made

@@ -1,4 +1,4 @@
-"""Two products of one narrow operand, or of one large one, in one pass over what is large.
+"""Schedule two products of one narrow operand, or of one large one, in a single pass over the large operand.
 
 Before, two kernels each, where ``l`` is narrow and ``m``, ``k`` and ``n`` are long::
 

@@ -1,4 +1,4 @@
-"""Schedules for the form that the Gluon backend prints: consumers of 64 rows fed by a producer, on compute capability 9.0.
+"""Tile warp-specialized kernels for the Gluon backend: consumers of 64 rows fed by a producer, on compute capability 9.0.
 
 Measured on an H200 for 64, 128 and 256 columns in 16 bits: two consumers, tiles of the intermediate as wide as registers hold
 beside the accumulators, and as many stages as shared memory holds.
@@ -81,7 +81,7 @@ def _computed(shape: SchedulingProblem, side: ex.Expr) -> bool:
 
 
 def _step_size(shape: SchedulingProblem, dots: list[ex.Dot], members: list[str], inner: set[str], wide: int) -> int:
-    """Return elements of the loop at once: what is as wide as they are takes registers beside the accumulators.
+    """Return the tile of the loop; intermediates of its width take registers besides the accumulators.
 
     That is products of two loaded tiles, other tiles over rows and loop, and what functions of many steps hold meanwhile.
     """

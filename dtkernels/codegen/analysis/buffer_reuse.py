@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
-from ..ir.nest import Kernel, Let, Load, Loop, Put, Statement, Store, statements, values
+from ..ir.nest import DescriptorStore, Kernel, Let, Load, Loop, Statement, Store, statements, values
 
 ROUNDED = ("bf16", "fp16")
 
@@ -40,7 +40,7 @@ def _stores_where_it_read(kernel: Kernel, old: str, new: str) -> bool:
     if kernel.tail or kernel.workspaces:
         return False
     loads = [n for v in values(kernel.body) for n in v.walk() if isinstance(n, Load) and n.buffer == old]
-    stores = [s for s in statements(kernel.body) if isinstance(s, (Store, Put)) and s.buffer == new]
+    stores = [s for s in statements(kernel.body) if isinstance(s, (Store, DescriptorStore)) and s.buffer == new]
     for body in _bodies(kernel.body):
         here = [s for s in body if isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer == old]
         last = [s for s in body if isinstance(s, Store) and s.buffer == new]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ...algebra.operand_types import CAST, OperandType, products, rows_of, work
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
-from ..ir.nest import Fetch, Let, Load, Local, TileDot, loaded, statements, values
+from ..ir.nest import DescriptorLoad, Let, Load, Local, TileDot, loaded, statements, values
 from .dtype_propagation import operands_only, product_inputs, value_inputs
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def operand_types_by_buffer(kernels: Iterable[Kernel]) -> dict[str, set[OperandT
     """Map each buffer to the types of the products that read it; computed operands are under the name ''."""
     found: dict[str, set[OperandType]] = {}
     for kernel in (one for k in kernels for one in (k, *k.tail)):
-        loads = {s.name: s.value.buffer for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
+        loads = {s.name: s.value.buffer for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, DescriptorLoad))}
         for dot in products_of(kernel):
             for side in (dot.left, dot.right):
                 side = loaded(side)

@@ -21,7 +21,7 @@ from ..ir.loops import is_single_reduction_loop
 from ..ir.nest import (
     Accumulator,
     Axis,
-    Fetch,
+    DescriptorLoad,
     Kernel,
     Let,
     Load,
@@ -132,7 +132,7 @@ class _Estimate:
         self.kernel, self.sizes, self.itemsizes, self.target, self.tf32 = kernel, sizes, itemsizes, target, tf32
         self.threads = kernel.num_warps * target.warp_size
         self.smallest = 16 if has_matrix_product(kernel.body) else 1
-        self.loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
+        self.loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, DescriptorLoad))}
         plain = (s for s in statements(kernel.body) if isinstance(s, Let) and s.name not in self.loads)
         self.lets = {s.name: s.value for s in plain if not any(isinstance(n, TileDot) for n in s.value.walk())}
         self.dots = [n for value in values(kernel.body) for n in value.walk() if isinstance(n, TileDot)]
@@ -214,33 +214,33 @@ class _Estimate:
     @cached_property
     def overlaps(self) -> bool:
         """Return whether tiles of the next block are loaded while a block is stored."""
-        fetched = any(isinstance(v, Fetch) and self._feeds_products(n) for n, v in self.loads.items())
+        fetched = any(isinstance(v, DescriptorLoad) and self._feeds_products(n) for n, v in self.loads.items())
         return self.ahead > 1 or self.fused and self.depth > 1 and fetched
 
     @cached_property
-    def pipelined_stores(self) -> list[nest.Put]:
+    def pipelined_stores(self) -> list[nest.DescriptorStore]:
         """Return the stores by descriptors in pipelined loops: Triton allocates their tiles for the whole kernel."""
 
-        def inside(body: tuple[Statement, ...], stages: int) -> Iterator[nest.Put]:
+        def inside(body: tuple[Statement, ...], stages: int) -> Iterator[nest.DescriptorStore]:
             for s in body:
                 if isinstance(s, Loop):
                     yield from inside(s.body, int(dict(s.options).get("num_stages") or self.kernel.num_stages))
-                elif isinstance(s, nest.Put) and stages > 1:
+                elif isinstance(s, nest.DescriptorStore) and stages > 1:
                     yield s
 
         return list(inside(self.kernel.body, self.depth if self.kernel.persistent else 1))
 
-    def _bytes(self, s: Let | nest.Store | nest.Put, buffer: str) -> int:
+    def _bytes(self, s: Let | nest.Store | nest.DescriptorStore, buffer: str) -> int:
         return self.elements(s.axes) * self.bytes_of(buffer)
 
     def _staging_bytes(self, s: Statement) -> int:
         """Return the bytes of shared memory through which ``s`` moves a tile: by a descriptor, or for a layout conversion beside a product."""
         warpgroups = isinstance(self.target.arch, int) and self.target.arch // 10 == 9 and any(self.units(d) == "shared" for d in self.dots)
         relaid = bool(self.dots) and (self.overlaps or warpgroups)
-        if isinstance(s, nest.Put) and s not in self.pipelined_stores or isinstance(s, nest.Store) and relaid:
+        if isinstance(s, nest.DescriptorStore) and s not in self.pipelined_stores or isinstance(s, nest.Store) and relaid:
             return self._bytes(s, s.buffer)
-        if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)) and not self._feeds_products(s.name):
-            return self._bytes(s, s.value.buffer) if isinstance(s.value, Fetch) or self.overlaps and self.dots else 0
+        if isinstance(s, Let) and isinstance(s.value, (Load, DescriptorLoad)) and not self._feeds_products(s.name):
+            return self._bytes(s, s.value.buffer) if isinstance(s.value, DescriptorLoad) or self.overlaps and self.dots else 0
         return 0
 
     def _loop(self, loop: Loop) -> int:
@@ -259,7 +259,7 @@ class _Estimate:
     def _operands(self, s: Statement, stages: int, everything: bool = False) -> int:
         """Return the shared memory that one statement needs: for a load that a product reads, or for a computed operand."""
         total = 0
-        if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)):
+        if isinstance(s, Let) and isinstance(s.value, (Load, DescriptorLoad)):
             uses = [d for d in self.dots if s.name in self._operand_names(d)]
             if self.fused and isinstance(s.value, Load):
                 stages = 1  # of loads by pointers none runs ahead there
@@ -321,10 +321,10 @@ class _Estimate:
 
     def _value_registers(self, s: Let | Accumulator) -> float:
         """Return the registers of a thread for one named value."""
-        load = s.value if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)) else None
+        load = s.value if isinstance(s, Let) and isinstance(s.value, (Load, DescriptorLoad)) else None
         if load is not None and self._feeds_products(s.name):
             vector = max(1, 16 // self.bytes_of(load.buffer))
-            return 0 if isinstance(load, Fetch) else 2 * max(1, self.each(self.elements(s.axes) / vector))
+            return 0 if isinstance(load, DescriptorLoad) else 2 * max(1, self.each(self.elements(s.axes) / vector))
         return self.each(self.elements(s.axes))
 
     def _feeds_products(self, name: str) -> bool:
@@ -337,7 +337,7 @@ class _Estimate:
             if isinstance(n, TileDot):
                 units = self.units(n)
                 rounded = 0 if self._is_load(n.left) else self.each(self.elements(axes_of(n.left)) * self.operand_bytes(n) / 4)
-                apart = units == "plain" or isinstance(s, (nest.Store, nest.Put)) and s.onto
+                apart = units == "plain" or isinstance(s, (nest.Store, nest.DescriptorStore)) and s.onto
                 result = 0 if isinstance(s, Let) or not apart else self.each(self.elements(axes_of(n)))
                 most = max(most, rounded + result + (self._fragments(n) if units == "warp" else 0))
         return most

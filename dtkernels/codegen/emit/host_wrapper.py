@@ -206,7 +206,7 @@ class Wrapper:
         return tensor if form is None else f"float8_bits({self.name!r}, {tensor!r}, {tensor}, torch.{ex.FLOAT8[form].torch})"
 
     def _computed_extent(self, name: str, label: str) -> list[str]:
-        """Return the lines that work out the extent of ``label`` from sizes of inputs."""
+        """Return the lines that compute the extent of ``label`` from sizes of inputs."""
         source = source_of(self.algorithm.extent_formulas(label)[0])
         return [
             f"    size_{label} = {source_text(source, python=True)}",
@@ -324,7 +324,7 @@ class Wrapper:
         return f"[{', '.join(values)}]" if values else ""
 
     def _allocate(self, kernel: Kernel, allocated: set[str]) -> list[str]:
-        """Return the lines that allocate what a kernel writes, without what is ``allocated`` before."""
+        """Return the lines that allocate the buffers that a kernel writes, except those already ``allocated``."""
         lines, held = [], self.operands.held
         for space in (w for w in kernel.workspaces if w.name in kernel.writes):
             parts = str(space.parts) if space.parts else "triton.cdiv(size_{}, {})".format(*space.blocks)
@@ -361,7 +361,7 @@ class Wrapper:
         return lines
 
     def _held(self, buffer: str, labels: Sequence[str], kernel: Kernel) -> list[str]:
-        """Return the extents of a buffer in memory: of what is kept in pieces, one piece."""
+        """Return the extents of a buffer in memory: those of one piece for a chunked Func."""
         p = self.pieces
         cut = p is not None and (buffer in p.kept or buffer not in self.algorithm and kernel.func in p.roots)
         return [f"min({p.size}, size_{label})" if cut and p is not None and label == p.label else f"size_{label}" for label in labels]
@@ -441,7 +441,7 @@ _SAID = {
 
 
 def launch_comment(program: Program, kernels: tuple[Kernel, ...], texts: dict[str, KernelText], outputs: tuple[str, ...]) -> str:
-    """Return what stands in place of the wrapper of Funcs that are compiled to kernels alone: grid and arguments of each, in order."""
+    """Return the comment that replaces the wrapper of Funcs compiled with compile_to_kernel: grid and arguments of each, in order."""
     needed = program.algorithm.needed_by(outputs)  # type: ignore[attr-defined]
     lines = []
     for k in (k for k in kernels if k.func in needed):

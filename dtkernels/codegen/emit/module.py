@@ -1,4 +1,4 @@
-"""Program -> a Python file that imports torch and triton only: kernels, and a wrapper for each compiled Func."""
+"""Print a Program as a Python file that imports only torch and triton: kernels, and a wrapper for each compiled Func."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def _rounded_to_integers(form: Affine, strict: bool, of_nan: bool) -> Affine | N
 
 
 def extreme(form: Affine, largest: bool, inside: Callable[[Axis], bool]) -> Affine:
-    """Return the largest (or smallest) value of ``form`` over the current tile; ``inside`` tells which axes have a current tile."""
+    """Return the largest (or smallest) value of ``form`` over the current tile; ``inside``: the axes that have a current tile."""
     result = Affine({}, form.constant)
     for t, k in form.terms.items():
         if not isinstance(t, Position):

@@ -1,8 +1,8 @@
-"""The loop nest: the intermediate form between the schedule and the printed kernel.
+"""Define the loop nest: the intermediate representation between schedule and printed kernel.
 
     Kernel    = grid of block labels, body of statements
-    Statement = Index | Loop | Let | Accumulator | Assign | Store | Put | Barrier
-    Tile      = Const | Scalar | Size | Position | Start | BlockNumber | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot | Every | Repeat | TileScan
+    Statement = Index | Loop | Let | Accumulator | Assign | Store | DescriptorStore | Barrier
+    Tile      = Const | Scalar | Size | Position | Start | BlockNumber | Step | Local | Load | DescriptorLoad | Op | Guard | TileReduce | TileDot | EveryNth | Repeat | TileScan
 
 A tile is a value over a set of axes; an axis is a label that advances by several elements at once. Nothing here depends on a GPU or on a
 syntax; the printers do.
@@ -10,6 +10,7 @@ syntax; the printers do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -20,8 +21,8 @@ from .tile import (  # noqa: F401 (the grammar is one: its expressions are impor
     Axis,
     BlockNumber,
     Const,
-    Every,
-    Fetch,
+    DescriptorLoad,
+    EveryNth,
     Guard,
     Load,
     Local,
@@ -128,8 +129,8 @@ class Store(Statement):
 
 
 @dataclass(frozen=True)
-class Put(Statement):
-    """Store a box of a buffer through its tensor descriptor; ``onto`` as of a Store."""
+class DescriptorStore(Statement):
+    """Store a box of a buffer through its tensor descriptor; ``onto`` as in Store."""
 
     buffer: str
     start: tuple[Tile, ...]
@@ -142,38 +143,43 @@ class Put(Statement):
 
 @dataclass(frozen=True)
 class Barrier(Statement):
-    """Let what the threads of a program have written come before what they write next."""
+    """Order memory writes of a program: those before the barrier complete before those after it."""
 
 
 #: Statements that have a value. ``isinstance`` takes the alias.
-Valued = Let | Assign | Store | Put
+Valued = Let | Assign | Store | DescriptorStore
+
+
+def statement_kind(s: Statement) -> str:
+    """Return what kind of statement ``s`` is, for messages: "loop", "descriptor store"."""
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", type(s).__name__).lower()
 
 
 def loaded(tile: Tile) -> Tile:
-    """Return what a tile is a part of, where it is."""
-    return tile.arg if isinstance(tile, Every) else tile
+    """Return the tile that ``tile`` selects elements from; itself for any other tile."""
+    return tile.arg if isinstance(tile, EveryNth) else tile
 
 
 class LoadLet(Let):
-    """A ``Let`` whose value is a Load, for type checkers: ``is_load`` tells it, nothing makes one."""
+    """A ``Let`` whose value is a Load, for type checkers: ``is_load`` narrows to it; no instance is created."""
 
     value: Load
 
 
-class FetchLet(Let):
-    """A ``Let`` whose value is a Fetch, for type checkers: ``is_fetch`` tells it, nothing makes one."""
+class DescriptorLoadLet(Let):
+    """A ``Let`` whose value is a DescriptorLoad, for type checkers: ``is_descriptor_load`` narrows to it; no instance is created."""
 
-    value: Fetch
+    value: DescriptorLoad
 
 
 def is_load(s: Statement) -> TypeGuard[LoadLet]:
-    """Return whether ``s`` names what a Load reads."""
+    """Return whether ``s`` names the result of a Load."""
     return isinstance(s, Let) and isinstance(s.value, Load)
 
 
-def is_fetch(s: Statement) -> TypeGuard[FetchLet]:
-    """Return whether ``s`` names what a Fetch reads."""
-    return isinstance(s, Let) and isinstance(s.value, Fetch)
+def is_descriptor_load(s: Statement) -> TypeGuard[DescriptorLoadLet]:
+    """Return whether ``s`` names the result of a DescriptorLoad."""
+    return isinstance(s, Let) and isinstance(s.value, DescriptorLoad)
 
 
 @dataclass(frozen=True)
@@ -354,8 +360,8 @@ def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
                 lines.append(f"{pad}accumulate {name}{_axes(axes)} from {start}" + (f"   # {origin}" if origin else ""))
             case Assign(name, _, value):
                 lines.append(f"{pad}{name} <- {value}")
-            case Put(buffer, start, box, value, _, origin):
-                lines.append(f"{pad}{Fetch(buffer, start, box)} {_SIGNS[s.onto]} {value}" + (f"   # {origin}" if origin else ""))
+            case DescriptorStore(buffer, start, box, value, _, origin):
+                lines.append(f"{pad}{DescriptorLoad(buffer, start, box)} {_SIGNS[s.onto]} {value}" + (f"   # {origin}" if origin else ""))
             case Store(buffer, index, value, _, origin):
                 lines.append(f"{pad}{buffer}[{', '.join(map(str, index))}] {_SIGNS[s.onto]} {value}" + (f"   # {origin}" if origin else ""))
             case Barrier():

@@ -206,7 +206,7 @@ class Load(Tile):
 
 
 @dataclass(frozen=True)
-class Fetch(Tile):
+class DescriptorLoad(Tile):
     """A load of a box of a buffer through its tensor descriptor: where it starts, and the axis of each dimension (None: one element)."""
 
     buffer: str
@@ -278,8 +278,8 @@ class TileDot(Tile):
 
 
 @dataclass(frozen=True)
-class Every(Tile):
-    """Of what is loaded along ``axis`` the elements at place ``part`` of each group of ``group.every``."""
+class EveryNth(Tile):
+    """Select the elements at position ``part`` of each group of ``group.every`` along ``axis`` of a loaded tile."""
 
     arg: Local
     axis: Axis
@@ -292,7 +292,7 @@ class Every(Tile):
 
 @dataclass(frozen=True)
 class Repeat(Tile):
-    """What is loaded along ``group``, each element as often as ``axis`` has elements for it."""
+    """Repeat each element of a tile loaded along ``group`` for all elements of ``axis`` that share it."""
 
     arg: Tile
     axis: Axis
@@ -325,11 +325,11 @@ def _axes_of(tile: Tile) -> frozenset[Axis]:
             return frozenset() if axis.scalar else frozenset({axis})
         case Local(_, axes):
             return frozenset(axes)
-        case Fetch(_, _, box):
+        case DescriptorLoad(_, _, box):
             return frozenset(a for a in box if a is not None)
         case TileReduce(_, arg, axes):
             return axes_of(arg) - frozenset(axes)
-        case Every(arg, axis, group):
+        case EveryNth(arg, axis, group):
             return axes_of(arg) - {axis} | {group}
         case Repeat(arg, axis, group):
             return axes_of(arg) - {group} | {axis}

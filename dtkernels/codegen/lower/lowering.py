@@ -48,9 +48,9 @@ def lower_kernel(program: Program, options: KernelOptions, once_a_block: bool = 
     return _Lowering(program, options, once_a_block).kernel()
 
 
-def check_statements_heeded(program: Program, options: KernelOptions) -> None:
+def check_unused_in_kernel(program: Program, options: KernelOptions) -> None:
     """Raise DTError for a statement that has no effect on the kernel of ``options.root``."""
-    _Lowering(program, options).check_heeded()
+    _Lowering(program, options).check_unused_statements()
 
 
 class _Lowering:
@@ -128,7 +128,7 @@ class _Lowering:
             value = self.compute(definition, env, scope)
             if any(self.root in self.algorithm.needed_by((o,)) for o in self.outputs if o != self.root):
                 value = self.let(self.root, value, scope, str(definition), tuple(i.axis for i in env.values() if isinstance(i, Position)))
-                scope.know((self.root, tuple(env[label] for label in definition.labels)), value)
+                scope.record((self.root, tuple(env[label] for label in definition.labels)), value)
             self._store(definition, env, value, scope)
             self._other_outputs(env, scope)
             return
@@ -137,7 +137,7 @@ class _Lowering:
         inner.open(axis)
         env = {**env, labels[0]: position(axis, labels[0] in self.reversed)}
         if within:
-            inner.take(axis.name)
+            inner.reserve(axis.name)
             inner.body.append(Index(axis, "block+loop" if within == "block" else "loop"))
         self.place(definition.name, labels[0], env, inner)
         self._levels(definition, labels[1:], env, inner)
@@ -172,7 +172,7 @@ class _Lowering:
             )
         axis = Axis(name, label, tile, exact=block == 1 and not padded, padded=padded)
         if tile == block or padded:
-            self.top.take(name)
+            self.top.reserve(name)
             self.top.open(axis)
             self.top.body.append(Index(axis, "block"))
             self.blocked[label] = axis
@@ -209,7 +209,7 @@ class _Lowering:
         self.tiled.setdefault(label, {})[func] = size
         return size
 
-    def check_heeded(self) -> None:
+    def check_unused_statements(self) -> None:
         """Lower, then raise DTError for an approximation of a function that is not computed, or for a tile of a loop that another Func has."""
         self.kernel()
         self.options.check_approximate(tuple(self.top.body))
@@ -232,7 +232,7 @@ class _Lowering:
         if found is None:
             found = Axis(self.top.fresh(label, self.top), label, WHOLE)
             axes.append(found)
-            self.top.take(found.name)
+            self.top.reserve(found.name)
             self.top.open(found)
             self.top.body.append(Index(found, "whole"))
         return found
@@ -299,7 +299,7 @@ class _Lowering:
         """Name ``value`` after its Func, remember it, and store it if it is an output."""
         if not isinstance(value, Local):
             value = self.let(definition.name, value, scope, str(definition), tuple(a for i in index if (a := axis_of(i)) is not None))
-        scope.know((definition.name, index), value)
+        scope.record((definition.name, index), value)
         if definition.name in self.outputs and definition.name not in self.stored and self._covers_whole_func(definition, index):
             self.reducer.check_finished(definition)
             self._store(definition, dict(zip(definition.labels, index)), value, scope)
@@ -347,7 +347,7 @@ class _Lowering:
         axes = nest.axes_of(value)
         ordered = nest.in_order(axes, order)
         name = scope.fresh(wish)
-        scope.take(name)
+        scope.reserve(name)
         scope.body.append(Let(name, value, ordered, origin))
         return Local(name, ordered, value_type(value))
 
@@ -420,11 +420,11 @@ class _Lowering:
         known = scope.find(load)
         if known is not None:
             return known
-        home = scope.home(index)
+        home = scope.defining_scope(index)
         axes = tuple(dict.fromkeys(a for i in index for a in sorted(nest.axes_of(i), key=lambda a: a.name)))
         name = scope.fresh(tensor, home if home is not scope else None)
-        home.take(name)
+        home.reserve(name)
         home.body.append(Let(name, load, axes))
         local = Local(name, axes, value_type(load))
-        home.know(load, local)
+        home.record(load, local)
         return local

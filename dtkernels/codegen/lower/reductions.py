@@ -189,7 +189,7 @@ class Reducer:
             inner = (scopes[-1] if scopes else scope).child()
             axis = Axis(inner.fresh(label), label, tile, exact=tile == 1)
             inner.open(axis)
-            inner.take(axis.name)
+            inner.reserve(axis.name)
             inner.body.append(Index(axis, "loop"))
             scopes.append(inner)
             axes.append(axis)
@@ -255,7 +255,7 @@ class _Step:
             if isinstance(node, ex.Reduce) and self.means.keeps(member, node, watched):
                 results |= self.means.keep(member, node, env)
                 if watched:
-                    self.means.know(member, node, env)
+                    self.means.record(member, node, env)
                 continue
             kind = self.r.kind(member.definition, node)
             terms = self.r.terms(node, env, self.inner, self.axes)
@@ -325,7 +325,7 @@ class _Step:
         order = tuple(i.axis for label in (*d.labels, *self.bound) if isinstance(i := {**member.env, **self.bound}.get(label), Position))
         ordered = preferred_dim_order(terms) if partial else nest.in_order(axes, order)  # the order of the terms, so that no step transposes them
         name = self.inner.fresh(wish, self.outer)
-        self.outer.take(name)
+        self.outer.reserve(name)
         self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), COMBINE[kind], moves, partial and isinstance(node, ex.Dot), repairs=relative))
         return Local(name, ordered, value_type(terms) if kind in ex.PLACES else "number")
 
@@ -345,9 +345,9 @@ class _Step:
         old = self.l.tile(d.expr, env, self.inner, before)
         if isinstance(d.expr, ex.Reduce) and self.r.kind(d, d.expr) == "max":  # sums relative to -inf would be NaN before the first element
             seen = Op("where", (Op(">", (new, nest.Const(-math.inf))), new, nest.Const(0)))
-            self.inner.know((d.name, member.index), seen)
+            self.inner.record((d.name, member.index), seen)
         else:
-            self.inner.know((d.name, member.index), new)
+            self.inner.record((d.name, member.index), new)
         self.running[d.name] = _RunningValue(old, new)
         self.r.unfinished[d.name] = tuple(self.bound)
 
@@ -382,7 +382,7 @@ class _Step:
         known = self.inner.find(key)
         if known is None:
             known = self.l.let(f"{name}_rescale", rescale(run.before, run.after, times), self.inner)
-            self.inner.know(key, known)
+            self.inner.record(key, known)
         return known
 
 

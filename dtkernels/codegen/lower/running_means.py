@@ -137,7 +137,7 @@ class RunningMeans:
             found[d.expr] = Op("where", (some, mean.running, Op("/", (mean.running, counts.before))))
         return found
 
-    def know(self, member: _AccumulatedFunc, node: ex.Reduce, env: dict[str, Tile]) -> None:
+    def record(self, member: _AccumulatedFunc, node: ex.Reduce, env: dict[str, Tile]) -> None:
         """Let the terms of this step deviate from its own mean."""
         d, step = member.definition, self.mean(self._plain(node.arg), env, member.definition.name).step
         whole = step
@@ -146,7 +146,7 @@ class RunningMeans:
         values: dict[ex.Expr, Tile] = {node: whole}
         if averaged(d.expr, node.labels, self.l.algorithm) is not None:
             values[d.expr] = step
-        self.s.inner.know((d.name, member.index), self.l.tile(d.expr, env, self.s.inner, values))
+        self.s.inner.record((d.name, member.index), self.l.tile(d.expr, env, self.s.inner, values))
         self.s.r.unfinished[d.name] = tuple(self.s.bound)
 
     def repair(self, found: tuple[Repair, ...], env: dict[str, Tile]) -> tuple[list[Tile], tuple[tuple[float, str, str], ...]]:
@@ -161,7 +161,7 @@ class RunningMeans:
 
     def _accumulator(self, wish: str, axes: tuple[Axis, ...], origin: str, count: str = "") -> Local:
         name = self.s.inner.fresh(wish, self.s.outer)
-        self.s.outer.take(name)
+        self.s.outer.reserve(name)
         self.s.outer.body.append(Accumulator(name, axes, 0.0, origin, mean_of=count))
         return Local(name, axes)
 

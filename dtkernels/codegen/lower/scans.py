@@ -1,4 +1,4 @@
-"""Lower scans: at once over a whole extent, or in tiles, with what the last tile left carried into the next.
+"""Lower scans: at once over a whole extent, or tile by tile with a carried value.
 
 The loop over the label is one of the kernel's own, and runs in order. A reversed scan counts the same loop from the end: its label stands for
 ``len(t) - 1 - t`` everywhere in the kernel.
@@ -77,7 +77,7 @@ def lower_scan(lowering: _Lowering, d: Definition, env: dict[str, Tile], scope: 
     every = frozenset().union(*map(nest.axes_of, terms)) - {axis}
     order = nest.in_order(every, tuple(a for label in d.labels if (a := axis_of(env[label])) is not None))
     name = outer.fresh(f"{d.name}_carry", outer)
-    outer.take(name)
+    outer.reserve(name)
     outer.body.append(Accumulator(name, order, FIRST[scan.kind], str(d), _COMBINE.get(scan.kind, "+")))
     carried = nest.Local(name, order)
     value = _combined(scan.kind, carried, terms, axis)

@@ -1,4 +1,4 @@
-"""Scopes of a kernel being lowered: nested loop bodies, the values known in each, and the names in use."""
+"""Track scopes during lowering: nested loop bodies, the values known in each, and the names in use."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Scope:
                 return scope._values[key]
         return None
 
-    def know(self, key: object, value: Tile) -> None:
+    def record(self, key: object, value: Tile) -> None:
         self._values[key] = value
 
-    def take(self, name: str) -> None:
+    def reserve(self, name: str) -> None:
         """Mark ``name`` as used here."""
         for scope in self.chain():
             scope.within.add(name)
@@ -62,7 +62,7 @@ class Scope:
             name = f"{wish}_{count}"
         return name
 
-    def home(self, tiles: Iterable[Tile]) -> Scope:
+    def defining_scope(self, tiles: Iterable[Tile]) -> Scope:
         """Return the outermost scope in which everything that ``tiles`` mention is defined."""
         axes = {node.axis for tile in tiles for node in tile.walk() if isinstance(node, Position)}
         locals_ = {node.name for tile in tiles for node in tile.walk() if isinstance(node, Local)}

@@ -49,7 +49,7 @@ def accumulate_sums(program: Program) -> Program:
     return program
 
 
-def clearing(program: Program, accumulation: Accumulation) -> Program:
+def zeroing_program(program: Program, accumulation: Accumulation) -> Program:
     """Return a program of one Func, which is 0: that of the sum."""
     name = accumulation.func
     alone = program.algorithm.with_definitions((Definition(name, program.algorithm[name].labels, ex.Const(0.0)),))
@@ -314,4 +314,4 @@ def _factors(node: ex.Expr) -> Iterable[ex.Expr]:
             yield node
 
 
-__all__ = ["accumulate_sums", "clearing"]
+__all__ = ["accumulate_sums", "zeroing_program"]

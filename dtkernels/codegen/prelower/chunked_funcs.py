@@ -32,7 +32,7 @@ ROWS, COLUMNS = 4, 256  #: block of the kernel that converts a finished sum
 KEPT_BY_RESULT = ("compile", "compile_to_kernel", "align")  #: statements on a sum that stay with its result
 
 
-def keep_in_pieces(program: Program) -> Program:
+def chunk_funcs(program: Program) -> Program:
     """Replace the ``chunk`` statements of ``program`` by a loop over pieces (``Program.pieces``)."""
     asked = [p for p in program.schedule.primitives if isinstance(p, Sizes) and p.name == "chunk"]
     if not asked:
@@ -108,7 +108,7 @@ class _Loop:
         return {t for t in found if t in self.algorithm and (t not in self.fused or t in self.stored)} - self._writes(root)
 
     def _kernels(self) -> tuple[str, ...]:
-        """Return the kernels that write or read what is kept in pieces, and those between two of these."""
+        """Return the kernels that write or read a chunked Func, and those between two of these."""
         found = {r for r in self.order if (self._writes(r) | self._reads(r)) & set(self.kept)}
         after: set[str] = set()  # kernels that read, at some remove, what the loop makes
         made: set[str] = set()
@@ -128,7 +128,7 @@ class _Loop:
         return DTError(f"chunk cuts {self.label} of every kernel that reads {', '.join(self.kept)}", found=found, allowed=allowed, at=self.asked.pos)
 
     def _check_kernel(self, root: str) -> None:
-        """Check that what a kernel writes lies along the label, or is one sum over it."""
+        """Check that each result of a kernel is elementwise in the label, or one sum over it."""
         for func in sorted(self.members[root]):
             own, reduced = self.label in self.algorithm[func].labels, self.label in reduction_labels(self.algorithm, func)
             written = func in self._writes(root)
@@ -186,7 +186,7 @@ class _Loop:
         return tuple(sorted((t, dims) for t, dims in self.cut.items() if t in reached))
 
     def _node(self, func: str) -> ex.Expr:
-        """Return what of a sum adds up over pieces: all of it, or the one sum in it."""
+        """Return the node of a sum that is accumulated over pieces: all of it, or the one sum in it."""
         core = self._core(func)
         return core if self._is_linear(core) else self._summed(func)[0]
 

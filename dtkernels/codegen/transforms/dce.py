@@ -8,13 +8,13 @@ from ..ir.nest import (
     Accumulator,
     Assign,
     Axis,
+    DescriptorStore,
     Guard,
     Index,
     Let,
     Local,
     Loop,
     Position,
-    Put,
     Start,
     Statement,
     Store,
@@ -27,7 +27,7 @@ from ..ir.nest import (
 def tiles_of(s: Statement) -> tuple[Tile, ...]:
     """Return the tile expressions of one statement: its value and its index."""
     own = (s.value,) if isinstance(s, Valued) else ()
-    return own + (s.index if isinstance(s, Store) else s.start if isinstance(s, Put) else ())
+    return own + (s.index if isinstance(s, Store) else s.start if isinstance(s, DescriptorStore) else ())
 
 
 def eliminate_dead_code(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -53,7 +53,7 @@ def _keep(body: tuple[Statement, ...], names: set[str], axes: set[Axis]) -> tupl
     for s in body:
         if isinstance(s, Loop):
             inner = _keep(s.body, names, axes)
-            kept += [replace(s, body=inner)] if any(isinstance(x, (Assign, Store, Put)) for x in statements(inner)) else []
+            kept += [replace(s, body=inner)] if any(isinstance(x, (Assign, Store, DescriptorStore)) for x in statements(inner)) else []
         elif isinstance(s, (Let, Accumulator, Assign)):
             kept += [s] if s.name in names else []
         elif isinstance(s, Index):

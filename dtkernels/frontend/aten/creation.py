@@ -1,4 +1,4 @@
-"""New tensors: constants, ranges, triangles."""
+"""Translate tensor creation: constants, ranges, triangles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations on single elements."""
+"""Translate elementwise operations."""
 
 from __future__ import annotations
 

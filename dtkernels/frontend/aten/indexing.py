@@ -1,4 +1,4 @@
-"""Elements picked by an integer tensor."""
+"""Translate indexing by integer tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers and losses: norms, cross entropy."""
+"""Translate layers and losses: norms, cross entropy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products and sums of products."""
+"""Translate matrix products and sums of products."""
 
 from __future__ import annotations
 

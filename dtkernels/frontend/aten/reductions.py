@@ -1,4 +1,4 @@
-"""Reductions over dimensions, and what is made of them."""
+"""Translate reductions over dimensions, and operations built on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partial results along a dimension, and the largest elements of it."""
+"""Translate cumulative operations and top-k."""
 
 from __future__ import annotations
 

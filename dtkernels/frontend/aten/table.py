@@ -1,4 +1,4 @@
-"""The table of supported operations: the name of an ATen operation -> a function that makes its DT form.
+"""Map the name of each supported ATen operation to the function that builds its DT form.
 
 An entry takes the builder, then the operation's arguments: tensors as ``Value``, the rest as they are. It returns a ``Value``, or a tuple of them.
 In-place forms (``add_``) use the entry of their plain form.

@@ -1,4 +1,4 @@
-"""Views: dimensions are moved, regrouped or indexed; nothing is computed."""
+"""Translate views: move, regroup or index dimensions without computing."""
 
 from __future__ import annotations
 

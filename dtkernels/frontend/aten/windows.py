@@ -1,4 +1,4 @@
-"""Windows that move over dimensions: convolutions, pooling, nearest upsampling."""
+"""Translate operations on sliding windows: convolutions, pooling, nearest upsampling."""
 
 from __future__ import annotations
 

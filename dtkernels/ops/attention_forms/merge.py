@@ -1,4 +1,4 @@
-"""The spec of ``ops.merge_attention``."""
+"""Build the spec of ``ops.merge_attention``."""
 
 from __future__ import annotations
 

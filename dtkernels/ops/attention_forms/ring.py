@@ -1,4 +1,4 @@
-"""Attention of a sequence that is cut over a group of processes: k and v go round, partial results are merged by logsumexp.
+"""Compute ring attention: a sequence is split over the processes of a group, k and v are sent round, partial results are merged by logsumexp.
 
 Backward has the result and its logsumexp over all keys. So a step's gradients are those of ``attention_part``, and no partial result is computed again.
 """
@@ -42,7 +42,7 @@ def attend(
     spec_arguments(args._replace(causal=False, window=None))
     if checking():
         _check_agreement(ring, args, segments)
-    held = None if segments is None else _everyones(ring, _local(segments, q))
+    held = None if segments is None else _gather_segments(ring, _local(segments, q))
     return _RingAttention.apply(ring, steps(ring, held, q.shape[0], q.device), q, k, v, args.sinks)
 
 
@@ -55,7 +55,7 @@ def _local(segments: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return segments.long().view(-1, tokens)
 
 
-def _everyones(ring: Ring, own: torch.Tensor) -> torch.Tensor:
+def _gather_segments(ring: Ring, own: torch.Tensor) -> torch.Tensor:
     """Return the segments of all processes, as small numbers: (processes, B or 1, tokens)."""
     found = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(ring.size)]
     if ring.size > 1:

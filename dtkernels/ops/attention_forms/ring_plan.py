@@ -1,4 +1,4 @@
-"""Plan ring attention: which steps of the ring some process needs, and which keys of a step a query sees.
+"""Plan ring attention: the steps that some process needs, and the keys of a step that a query sees.
 
 In step s a process attends to the keys of the process s places before it. Causal attention of whole tokens needs no positions: all see all, each those
 up to its own place, or one half sees the other's. A window and segments become ranges of keys for each query, as in packed sequences. Which steps

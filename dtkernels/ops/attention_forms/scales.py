@@ -1,4 +1,4 @@
-"""Scales of quantized caches: what a code of int8 or float8 is multiplied by. One number, one for each head, or one for each key and head."""
+"""Check the scales of quantized caches: one number, one for each head, or one for each key and head, multiplies the int8 or float8 codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention with a score and a mask that the user writes: ``dtkernels.attention_spec``."""
+"""Build attention with a score and a mask that the user writes: ``dtkernels.attention_spec``."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _check_names(name: str, *groups: Iterable[str]) -> None:
 
 
 def _with_scores(expression: str, what: str) -> list[tuple[str, str]]:
-    """Cut an expression into pieces of program text, each with what it comes from: ``s`` alone stands for the score of the pair."""
+    """Split an expression into pieces of program text, each with its source; ``s`` becomes the score of the pair."""
     if not isinstance(expression, str) or not expression.strip():
         raise DTError(f"{what} is a DT expression", found=repr(expression), allowed="s + slope[h] * (l - m), for example")
     if ";" in expression or "#" in expression:

@@ -24,7 +24,7 @@ def jsd(
     log-probabilities, which are taken as they are: their gradient is not that of a softmax.
 
     Shapes: student, teacher (..., V); the result is float32: of shape (...) with reduction "none", else the sum or the mean over the rows.
-    Differentiable in both. Logits of -inf give nan. Raises ValueError where shapes disagree or an option is out of range, TypeError where
+    Differentiable in both. A logit of -inf has probability 0. Raises ValueError where shapes disagree or an option is out of range, TypeError where
     an argument is not a tensor.
 
     >>> jsd(torch.zeros(2, 3), torch.zeros(2, 3))

@@ -24,8 +24,8 @@ def kl_divergence(
     log-probabilities, which are taken as they are: their gradient is not that of a softmax.
 
     Shapes: student, teacher (..., V); the result is float32: of shape (...) with reduction "none", else the sum or the mean over the rows.
-    Differentiable in both. Logits of -inf give nan. Raises ValueError where shapes disagree or an option is out of range, TypeError where
-    an argument is not a tensor.
+    Differentiable in both. A logit of -inf has probability 0; a class that only the second distribution of the divergence gives 0 makes it inf. Raises
+    ValueError where shapes disagree or an option is out of range, TypeError where an argument is not a tensor.
 
     >>> kl_divergence(torch.zeros(2, 3), torch.zeros(2, 3))
     tensor(0.)

@@ -42,14 +42,12 @@ def linear_cross_entropy(
     - shift: row i is held against target i + 1 along the last dimension of target; the last row of each sequence is ignored.
     - lora: a pair (..., R) and (V, R), such as scale * hidden A^T and B, whose product is added to the logits before the softcap. With a weight
       that requires no gradient, its gradient is not computed (Hu et al., LoRA, 2021).
-    - group: each rank of the process group has rows of the weight (and of bias and lora[1]), in the order of ranks, as many as it likes; hidden
-      and target are the same on all ranks, and so is the result. The gradient of hidden is summed over the ranks, in its dtype, that of weight is
-      the rank's own. A weight that is a DTensor in shards along dimension 0 of a mesh of one dimension needs no group; hidden may be a DTensor,
-      and the result is one then.
+    - group: each rank of the process group has its own rows of the weight (and of bias and lora[1]), in the order of ranks, and their gradient.
+      hidden, target and the result are the same on all ranks; the gradient of hidden is summed over them, in its dtype. A weight that is a
+      DTensor in shards along dimension 0 of a one-dimensional mesh needs no group. If hidden is a DTensor, so is the result.
 
-    The result is float32. Logits and their gradient are formed in pieces, in the promoted dtype of hidden and weight; the gradient of the
-    weight is added up in float32. Differentiable in hidden, weight and bias, each only where it requires a gradient. Where no kernel runs,
-    the reference holds all logits.
+    The result is float32. Logits and their gradient are formed in pieces, in the promoted dtype of hidden and weight; the gradient of weight is
+    accumulated in float32. Differentiable in hidden, weight and bias. Where no kernel runs, the reference holds all logits.
 
     A target out of range gives inf, or raises IndexError under DTKERNELS_CHECK=1. Raises ValueError where shapes disagree or an option is
     out of range, and TypeError where an argument is not a tensor or target holds no integers.
@@ -85,7 +83,7 @@ def _shifted(target: torch.Tensor, ignored: int) -> torch.Tensor:
 
 
 def _sharded_rows(shard: VocabularyShard, target: torch.Tensor, ignored: int, smoothing: float, softcap: float | None, penalty: float) -> torch.Tensor:
-    """Return the loss of each row: the log-sum-exp of those of all ranks less the sum of what they have of the logit that is asked for."""
+    """Return the loss of each row: the log-sum-exp over all ranks minus the target's logit, which one rank holds."""
     if shard.weight.shape[0]:
         own = shard.own_target(target)
         options = {"softcap": softcap, "label_smoothing": smoothing, "classes": shard.classes, "lora": shard.lora}

@@ -11,8 +11,8 @@ def logprobs(logits: torch.Tensor, target: torch.Tensor, *, temperature: float =
     """Log-probability of each row's class under softmax(logits / temperature), and the entropy of the row, in one pass over the logits.
 
     Shapes: logits (..., V); target (...), integers from 0 to V - 1; both results (...), float32. Differentiable in logits, through both
-    results. Cross entropy is -logprobs. Logits of -inf give an entropy of nan. A target out of range gives -inf, or raises IndexError under
-    DTKERNELS_CHECK=1. Raises ValueError where shapes disagree or the temperature is not above 0, TypeError where an argument is not a tensor
+    results. Cross entropy is -logprobs. A logit of -inf has probability 0 and adds nothing to the entropy. A target out of range gives -inf, or
+    raises IndexError under DTKERNELS_CHECK=1. Raises ValueError where shapes disagree or the temperature is not above 0, TypeError where an argument is not a tensor
     or target holds no integers.
 
     >>> logprobs(torch.zeros(1, 4), torch.tensor([3]))

@@ -1,4 +1,4 @@
-"""Merge what the ranks of a process group find for their shards of a vocabulary.
+"""Merge the results of the ranks of a process group, each for its shard of a vocabulary.
 
 A rank has some rows of the last layer's weight. It computes the log-sum-exp of its logits and the logit of the target, if it has it;
 both are numbers for each row of hidden states. One all-gather of them gives every rank the same loss. Backward needs no
@@ -80,7 +80,7 @@ class VocabularyShard:
         return (target >= 0) & (target < self.classes)
 
     def nothing(self) -> torch.Tensor:
-        """Return 0 for each row, with gradients of 0: what a rank without classes adds."""
+        """Return 0 for each row, with gradients of 0: the contribution of a rank without classes."""
         dtype = torch.promote_types(torch.promote_types(self.hidden.dtype, self.weight.dtype), torch.float32)  # as the results of other ranks
         rows = self.hidden.sum(-1).to(dtype)
         if self.lora is not None:

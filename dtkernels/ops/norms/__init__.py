@@ -1,1 +1,1 @@
-"""Norms, activations and look-ups that models have beside those of the folder above."""
+"""Norms, activations and look-ups beside the tuned ones in ``dtkernels/ops``."""

@@ -1,1 +1,1 @@
-"""Rotary position embeddings beside that of the folder above."""
+"""Rotary position embeddings beside ``rope`` in ``dtkernels/ops``."""

@@ -1,1 +1,1 @@
-"""What newer models put in the place of residual sums and of plain attention probabilities."""
+"""Replacements for residual sums and attention probabilities in newer models."""

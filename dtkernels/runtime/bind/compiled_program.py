@@ -13,8 +13,8 @@ from ...algebra.pipeline import prepare
 from ...autoschedule.fit_resources import element_bytes
 from ...codegen.analysis.resources import MOST_ELEMENTS, check_resources, whole_extent_labels
 from ...codegen.emit.module import emit
-from ...codegen.ir.nest import Loop, Put, Store, statements
-from ...codegen.pipeline import check_heeded, lower, prelower
+from ...codegen.ir.nest import DescriptorStore, Loop, Store, statements
+from ...codegen.pipeline import check_unused_statements, lower, prelower
 from ...codegen.target import Target
 from ...lang import DTError, Position, parse
 from ...lang.algorithm import with_operands
@@ -237,7 +237,7 @@ class ArgumentCheck:
                 raise DTError(f"{other} is computed in the kernel of {root}, which has no programs here", found=f"{root} of no elements",
                               allowed=f"{other} in a kernel of its own")  # fmt: skip
             for loop in (s for s in statements(kernel.body) if isinstance(s, Loop) and empty(s.axis.label)):
-                if stored := left(s.buffer for s in statements(loop.body) if isinstance(s, (Store, Put))):
+                if stored := left(s.buffer for s in statements(loop.body) if isinstance(s, (Store, DescriptorStore))):
                     label = loop.axis.label
                     raise DTError(f"{stored} is stored in a loop over {label}", found=f"{label} of no elements", allowed=f"{stored} in a kernel of its own")
 
@@ -295,7 +295,7 @@ def compile(
             program = Program(bind_parameters(program.algorithm, params), program.schedule)
         compiled = CompiledProgram(program, check_indices)
         if not several:  # a primitive without effect in one variant may have one in another
-            check_heeded(compiled.prepared)
+            check_unused_statements(compiled.prepared)
         return compiled
     except RecursionError:
         raise DTError("an expression is nested too deeply", at=Position(1, 1, name)) from None

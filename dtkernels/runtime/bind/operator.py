@@ -158,7 +158,7 @@ class Operator:
         return results if len(results) > 1 else results[0]
 
     def plain(self, args: tuple, kwargs: dict):
-        """Run a call without gradients, eagerly, whatever modes are on."""
+        """Run a call eagerly and without gradients, in any mode."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self.plain(args, kwargs)

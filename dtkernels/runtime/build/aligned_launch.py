@@ -23,7 +23,7 @@ _WIDEST = 16  #: bytes of the widest load, and the largest divisor that Triton i
 
 
 def launch_aligned(module: ModuleType) -> None:
-    """Replace the kernels of an imported file by those that are told every divisor."""
+    """Replace the kernels of an imported file by ones compiled for all known divisors of their arguments."""
     for name, kernel in kernels_of(module).items():
         setattr(module, name, AlignedKernel(kernel))
 

@@ -14,7 +14,7 @@ OLDEST = 70  #: the lowest compute capability that Triton compiles for
 
 
 class NoCompiler(RuntimeError):
-    """No kernel can be compiled for this GPU on this machine, whatever its program; the message says what is missing."""
+    """No kernel at all can be compiled for this GPU on this machine; the message says what is missing."""
 
 
 @cache

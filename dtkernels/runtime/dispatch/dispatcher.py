@@ -133,7 +133,7 @@ class Dispatcher:
     def _first(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[Route, list[torch.Tensor]]:
         on_gpu = next(iter(tensors.values())).is_cuda and not torch.version.hip
         stored = on_gpu and not self.signature.mixed(tensors)  # prebuilt kernels take inputs of one dtype
-        if stored and self._templates and (route := self._again(tensors, scalars)) is not None:
+        if stored and self._templates and (route := self._replay_template(tensors, scalars)) is not None:
             return route
         choice = self.choose(tensors)
         route = self._stored(choice, tensors, scalars, coarse=False) if stored else None
@@ -169,7 +169,7 @@ class Dispatcher:
         try:
             if not candidate.row.binaries:
                 return None
-            entries, values = _LazyEntries(store, candidate.row.binaries), _apart(tensors, scalars)
+            entries, values = _LazyEntries(store, candidate.row.binaries), _distinct_tensors(tensors, scalars)
             host = store.host(next(iter(entries)).host)
             notes = record(host, values)
             kernels = self._fitting(notes.launches, entries, store, values[0].device, coarse)
@@ -215,7 +215,7 @@ class Dispatcher:
                 self._templates[kind] = None
                 log.debug("dtkernels: the wrapper of %s is run at each new length: %s: %s", self.subject.op, type(error).__name__, error)
 
-    def _again(self, tensors: dict, scalars: dict) -> tuple[Route, list[torch.Tensor]] | None:
+    def _replay_template(self, tensors: dict, scalars: dict) -> tuple[Route, list[torch.Tensor]] | None:
         """Replay a template for a call that differs in its sizes alone and has the same row and kernels; None where no template applies."""
         values = (*tensors.values(), *scalars.values())
         if not traceable(values):
@@ -276,18 +276,18 @@ class Dispatcher:
 
         if not on_gpu:
             return Route(launch, "interpreted", candidate, choice), launch((*tensors.values(), *scalars.values()))
-        values = _apart(tensors, scalars)
+        values = _distinct_tensors(tensors, scalars)
         with _allow_module_loads():
-            if (found := self._shared(source, module, values, tensors, scalars)) is not None:
+            if (found := self._bind_shared_builds(source, module, values, tensors, scalars)) is not None:
                 return Route(found[0], "compiled", candidate, choice), found[1]
             try:
                 notes = record(host_text(source), values, module)
             except (ImportError, NameError, SyntaxError) as error:  # the wrapper uses more than the recorder's stand-ins support
                 log.debug("dtkernels: %s is launched by Triton: %s", self.subject.op, error)
                 return Route(launch, "compiled", candidate, choice), launch(values)
-        return Route(self._replayed(notes, module, values, tensors, scalars) or launch, "compiled", candidate, choice), list(notes.results)
+        return Route(self._bind_compiled(notes, module, values, tensors, scalars) or launch, "compiled", candidate, choice), list(notes.results)
 
-    def _shared(self, source: str, module, values: tuple, tensors: dict, scalars: dict) -> tuple[BoundLaunch, list[torch.Tensor]] | None:
+    def _bind_shared_builds(self, source: str, module, values: tuple, tensors: dict, scalars: dict) -> tuple[BoundLaunch, list[torch.Tensor]] | None:
         """Bind kernels whose builds serve many sizes; None where Triton must launch."""
         device = values[0].device
         target = self.device_target(device)
@@ -313,7 +313,7 @@ class Dispatcher:
         program = replace(program, algorithm=replace(program.algorithm, integral=integral, float8=float8))
         return self._emitted.put(key, emit(program, "call", target, uniform))
 
-    def _replayed(self, notes: Record, module, values: tuple, tensors: dict, scalars: dict) -> BoundLaunch | None:
+    def _bind_compiled(self, notes: Record, module, values: tuple, tensors: dict, scalars: dict) -> BoundLaunch | None:
         """Bind the kernels that Triton compiled, so that later calls bypass Triton; None where that is impossible."""
         from ..build.triton_compile import KernelLaunch, kernel_named, stored_kernel_of
 
@@ -349,7 +349,7 @@ class _LazyEntries:
             yield self.read[i]
 
 
-def _apart(tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple:
+def _distinct_tensors(tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple:
     """Return the values with a distinct object for every tensor, so that a tensor passed twice counts as two."""
     return tuple(v.detach() if isinstance(v, torch.Tensor) else v for v in (*tensors.values(), *scalars.values()))
 

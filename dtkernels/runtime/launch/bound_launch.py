@@ -236,7 +236,7 @@ class BoundLaunch:
             if (stream := stream_of(index)) != frame.stream:
                 frame.move(stream)
             if code := launch(reference, function, params, None):
-                self._again(code, reference, function, params)
+                self._retry_with_context(code, reference, function, params)
             free.append(taken)
             return made
 
@@ -295,7 +295,7 @@ class BoundLaunch:
                 frame.move(stream)
             for _, reference, function, params, _ in frame.launches:
                 if code := launch(reference, function, params, None):
-                    self._again(code, reference, function, params)
+                    self._retry_with_context(code, reference, function, params)
             free.append(frame)
             for k, i in given:
                 made.insert(k, values[i])
@@ -331,7 +331,7 @@ class BoundLaunch:
             frame.move(stream)
         for _, reference, function, params, _ in frame.launches:
             if code := self._launch(reference, function, params, None):
-                self._again(code, reference, function, params)
+                self._retry_with_context(code, reference, function, params)
         self._free.append(frame)
         return [made[j] if j >= 0 else values[~j] for j in self.results]
 
@@ -341,7 +341,7 @@ class BoundLaunch:
         with torch.cuda.device_of(record.results[0]):
             return self.run(values, record.allocated + scratch)
 
-    def _again(self, code: int, reference, function, params) -> None:
+    def _retry_with_context(self, code: int, reference, function, params) -> None:
         """Launch again after setting the context, in a thread that has none; raise for any other error."""
         if code == NO_CONTEXT:
             driver().make_current(self.index)

@@ -196,7 +196,7 @@ def stand_ins(values: tuple) -> tuple[Tape, tuple]:
 
 
 def template_key(values: tuple) -> tuple:
-    """Return what a trace depends on besides sizes and strides."""
+    """Return the key of everything that a trace depends on besides sizes and strides."""
     return tuple([(v.dim(), v.dtype, v.device) if isinstance(v, torch.Tensor) else (type(v), v if isinstance(v, int) else v > 0) for v in values])
 
 

@@ -1,4 +1,4 @@
-"""Run the host half of an emitted file without Triton and record what a call allocates and launches.
+"""Record what the host wrapper of an emitted file allocates and launches, without Triton.
 
 Only the emitted wrapper knows this. It runs once per new kind of call, in a namespace with stand-ins for Triton and the kernels. The
 record is replayed from then on.

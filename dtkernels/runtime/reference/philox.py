@@ -1,4 +1,4 @@
-"""Random numbers by counter in torch operations: Philox 4x32-10 of Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011)."""
+"""Generate counter-based random numbers with torch operations: Philox 4x32-10 of Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011)."""
 
 from __future__ import annotations
 

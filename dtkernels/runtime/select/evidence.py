@@ -77,9 +77,9 @@ def predictions(near: list[tuple[float, Row]], model: TimeModel, sizes: Sizes, u
     limit = min(alone.values(), default=0.0) + math.log(SLOWER)
     found = {schedule: time + DOUBT * first[schedule][0] for schedule, time in alone.items()}
     for schedule, (distance, row) in first.items():
-        if told and alone[schedule] <= limit and _told(row):
+        if told and alone[schedule] <= limit and _is_measured(row):
             found[schedule] += weight(distance) * model.ratio(schedule, row)
-    timed = [(weight(distance), row) for distance, row in near if told and _told(row)][:NEAREST]
+    timed = [(weight(distance), row) for distance, row in near if told and _is_measured(row)][:NEAREST]
     checked: set[str] = set()
     while found and (best := min(found, key=found.__getitem__)) not in checked:
         checked.add(best)
@@ -88,6 +88,6 @@ def predictions(near: list[tuple[float, Row]], model: TimeModel, sizes: Sizes, u
     return {schedule: math.exp(logarithm) for schedule, logarithm in found.items()}
 
 
-def _told(row: Row) -> bool:
+def _is_measured(row: Row) -> bool:
     """Whether a row's time is evidence."""
     return row.measured and bool(row.microseconds)

@@ -134,7 +134,7 @@ def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target)
     return replace(choice, default=there) if COMPILED * there < first.predicted else choice
 
 
-def contested(choice: Choice) -> bool:
+def default_may_be_faster(choice: Choice) -> bool:
     """Whether the best row is so far from the call, or for another number, that the default schedule may be better."""
     return bool(choice.usable) and (choice.usable[0].distance > FAR or not choice.usable[0].exact)
 

@@ -16,7 +16,7 @@ from ...codegen.target import Target
 from ...lang.errors import DTError
 from ..log import log, warn_once
 from .row_ranking import Candidate
-from .schedule_selection import Choice, by_default_schedule, check_resources_of, contested, scheduled, settled
+from .schedule_selection import Choice, by_default_schedule, check_resources_of, default_may_be_faster, scheduled, settled
 from .size_buckets import bucket_anchor
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ScheduleCache:
 
     def compete(self, choice: Choice, dtype: str, itemsize: int | InputTypes, known: Known, target: Target) -> Choice:
         """Let the default schedule compete where the best row is far."""
-        if not contested(choice):
+        if not default_may_be_faster(choice):
             return choice
         try:
             return settled(choice, str(self.default_plan(choice, itemsize, target).program.schedule), dtype, known, target)

@@ -1,4 +1,4 @@
-"""Describe what a call needs of an algorithm before any kernel runs: names, ranks, sources of extents and dtypes.
+"""Describe the signature of an algorithm, which a call needs before any kernel runs: names, ranks, sources of extents and dtypes.
 
 All of it follows from the algorithm. For the shipped ops it is precomputed, see op_manifest.py.
 """

@@ -84,7 +84,7 @@ class StoredKernel:
 
     @cached_property
     def checked_parameters(self) -> tuple[list, list, list, list]:
-        """Group the parameters by what a launch must check.
+        """Group the parameters by the check that a launch needs.
 
         Returns (place, type, divisor) of pointers, (place, whether 64-bit, divisor) of integers, places of floats, and
         (place, name, value) of constexprs.

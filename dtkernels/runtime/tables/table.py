@@ -89,7 +89,7 @@ class Row:
 
 
 def saved_words(saved: bool, kept: tuple[str, ...]) -> str:
-    """Name what a forward saves for its backward, for messages."""
+    """Name the tensors that a forward saves for its backward, for messages."""
     words = [*(["saving"] if saved else []), *kept]
     return f" ({' '.join(words)})" if words else ""
 

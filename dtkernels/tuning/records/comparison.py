@@ -1,4 +1,4 @@
-"""Compare what was found at each size with the roofline and with peers, so that what the candidates lack shows."""
+"""Compare the best time of each size with the roofline and with peers, to show where good candidates are missing."""
 
 from __future__ import annotations
 

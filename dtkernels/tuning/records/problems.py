@@ -1,4 +1,4 @@
-"""Define what is tuned: kinds of calls (CallKind), each at several sizes (TuningProblem)."""
+"""Define tuning problems: kinds of calls (CallKind), each at several sizes (TuningProblem)."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _cut_of(row: Row, work: TuningProblem) -> ScheduleCandidate | None:
 
 
 def conclude(known: SearchState, times: dict[tuple[str, str], Time], choice: Choice, runs: dict[TuningProblem, ScheduleCandidate | None], by: dict, measured: bool) -> Outcome:
-    """Return rows, and the regrets of what calls would run: ``choice`` at sizes used for the choice, ``runs`` at held-out sizes."""
+    """Return rows, and the regrets of the schedules that calls would run: ``choice`` at sizes used for the choice, ``runs`` at held-out sizes."""
     outcome = Outcome()
     for group, works in known.of_group.items():
         op = operator_of(group.op).spec.op

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from ...autoschedule.cost.coefficients import Rates, RatesOfKinds, rates_of
-from ...autoschedule.cost.kernel_work import KernelPlan, plans
+from ...autoschedule.cost.kernel_plan import KernelPlan, plans
 from ...autoschedule.cost.outline import Known
 from ...autoschedule.cost.predicted_time import kernel_time, rates_for
 from ...codegen.target import Target

@@ -41,7 +41,7 @@ class Cell:
         return [p for _, _, p in good[:count]]
 
     def expects(self, gain: float) -> float:
-        """Return the gain of a new proposal: what the model expects, scaled by how the last proposals kept what it promised."""
+        """Return the expected gain of a new proposal: the model's, scaled by how well its last expectations were met."""
         now = self.fastest()
         if now < self.before < float("inf"):
             self.kept += min(math.log(self.before / now), self.gain)

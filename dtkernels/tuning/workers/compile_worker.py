@@ -13,7 +13,7 @@ from ...autoschedule.cost.coefficients import rates_of
 from ...autoschedule.cost.outline import Known
 from ...autoschedule.default_schedule import default_schedule, schedules
 from ...autoschedule.problem import SchedulingProblem
-from ...autoschedule.stored_operands import in_loop
+from ...autoschedule.stored_operands import computed_operand_slowdown
 from ...codegen.analysis.resources import check_resources
 from ...codegen.emit.gluon.kernel import INFIX
 from ...codegen.emit.module import emit
@@ -111,7 +111,7 @@ class CpuWorker:
         return found
 
     def _earlier(self, work: TuningProblem, text: str, found: Seeds) -> None:
-        """Add a row's schedule whatever its estimate: it was fast at some size."""
+        """Add a row's schedule regardless of its estimate: it was fast at some size."""
         _, variant = variants_of(work.group)
         try:
             made = cut(variant.algorithm, variant.outputs, text)
@@ -278,7 +278,7 @@ def predicted_kernel(work: TuningProblem, schedule: str, root: str, to: Target, 
     apart = [name for name, reader in read.items() if host(reader, hosts) == root]
     time = sum(predicted(kernel_plans(schedule, f, stating.known), sizes, each, to, rates) for f in (root, *apart))
     shape = SchedulingProblem(stating.algorithm, variant.outputs, sizes, each, to)
-    return time * in_loop(shape, tuple(f for f in dict.fromkeys(funcs) if shape.dots(f)))
+    return time * computed_operand_slowdown(shape, tuple(f for f in dict.fromkeys(funcs) if shape.dots(f)))
 
 
 class Stating(NamedTuple):

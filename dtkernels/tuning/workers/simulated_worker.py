@@ -37,7 +37,7 @@ class SimulatedGpu:
         return Time(time, time)
 
     def factor(self, work: TuningProblem, plan: KernelCandidate) -> float:
-        """Return what a kernel takes over what is predicted."""
+        """Return the simulated time of a kernel over its predicted time."""
         return 1 + SPREAD * int(hashlib.sha256(f"{work.text()}{plan.text()}".encode()).hexdigest()[:4], 16) / 65536
 
     def race(self, work: TuningProblem, funcs: tuple[str, ...], entrants: tuple, rounds: int) -> list[Time]:

@@ -1,4 +1,4 @@
-"""Continuous batching of transformers (``model.generate_batch``) with dtkernels' attention over packed sequences and pages.
+"""Run transformers' continuous batching (``model.generate_batch``) with dtkernels' attention over packed sequences and pages.
 
 transformers takes three kinds of implementations there: "sdpa" with a mask for every pair, "paged|eager", and names that contain "flash". The last are
 called with cumulative lengths, or with pages and a table of them, and no mask: this module registers such a name.

@@ -1,4 +1,4 @@
-"""Read what a mask function of transformers lets a query see, as numbers.
+"""Read a mask function of transformers as numbers: the range of keys that each query sees.
 
 A mask function takes index tensors and returns whether a query sees a key. Here it is called with symbols instead, which record
 the comparisons; what they say is then put as a window, flags of keys and numbers of segments:
@@ -112,7 +112,7 @@ class Reading:
 
 
 def read(function: Callable) -> Reading | None:
-    """Return what a mask function says, or None if it says more than a Reading holds."""
+    """Return the Reading of a mask function, or None if a Reading cannot express it."""
     if function is masking_utils.causal_mask_function:
         return Reading(right=0)
     if torch.compiler.is_compiling() and not _of_transformers(function):

@@ -125,7 +125,7 @@ def _reach(
     device: torch.device | str = "cpu",
     **_,
 ) -> VisibleKeys | None:
-    """Return what a mask says as numbers, or None if numbers do not hold it."""
+    """Return a mask as numbers, or None if numbers cannot express it."""
     if q_length is None or use_vmap or isinstance(kv_offset, torch.Tensor):  # releases before 5 pass positions in another form
         return None
     if attention_mask is not None and (attention_mask.dim() != 2 or attention_mask.dtype != torch.bool):

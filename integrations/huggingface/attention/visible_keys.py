@@ -1,4 +1,4 @@
-"""Hold a mask as numbers: VisibleKeys says what a query sees, KeyMask is the mask tensor that models pass on.
+"""Represent a mask by numbers: VisibleKeys holds what a query sees, KeyMask is the mask tensor that models pass on.
 
 A mask that is causal, a sliding window, chunks, padding, packed sequences, or a combination is cheaper as numbers than as a matrix of
 Tq x Tk: the kernel skips tiles that no query sees, and reads one flag for each key instead of one for each score.
@@ -149,7 +149,7 @@ def note(mask: torch.Tensor, reach: VisibleKeys) -> None:
 
 
 def noted_keys(mask: torch.Tensor) -> VisibleKeys | None:
-    """Return what a mask says in numbers if it has not changed since it was made, else None."""
+    """Return the numbers of a mask if it has not changed since it was made, else None."""
     if isinstance(mask, TracedKeyMask):
         return mask.reach
     if isinstance(mask, KeyMask):
@@ -163,7 +163,7 @@ def noted_keys(mask: torch.Tensor) -> VisibleKeys | None:
 
 
 def visible_keys_of(mask: Any, queries: int, keys: int) -> VisibleKeys | None:
-    """Return what a mask of ``queries`` x ``keys`` says in numbers, or None."""
+    """Return a mask of ``queries`` x ``keys`` as numbers, or None."""
     reach = None if mask is None else noted_keys(mask)
     if reach is None:
         return None

@@ -1,4 +1,4 @@
-"""Watch a step of decoding for what a CUDA graph cannot hold: waits for the device, random numbers, and numbers that change.
+"""Watch a decoding step for operations that a CUDA graph cannot hold: synchronization, random numbers, and numbers that change.
 
 A graph repeats the kernels of the step that was captured, with their arguments. What Python did in that step is not repeated. So the
 operations of two steps in a row are compared: they must be equal, numbers among their arguments included.

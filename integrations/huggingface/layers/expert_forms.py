@@ -129,7 +129,7 @@ def twin_of(form: Form, module: nn.Module, training: bool) -> nn.Module:
 
 
 def _computes(form: Form, module: nn.Module, training: bool) -> bool:
-    """Return whether the class's own loop gives what a form says."""
+    """Return whether the class's own loop agrees with a form."""
     twin, experts = twin_of(form, module, training), module._parameters["down_proj"].shape[0]  # type: ignore[union-attr]
     x = rows(WIDTH)[0]
     each = min(3, experts)

@@ -20,7 +20,7 @@ FREED = "its weight is freed after its forward; allowed: fully_shard(..., reshar
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter of LoRA: what it adds to the logits is scale * inner outer^T."""
+    """One LoRA adapter: it adds scale * inner outer^T to the logits."""
 
     inner: torch.Tensor
     outer: torch.Tensor
@@ -82,7 +82,7 @@ def why_skipped(module: nn.Module) -> str | None:
 
 
 def _why_not_run(module: nn.Linear) -> str | None:
-    """Return what a call of this layer runs that is no part of the product, or None."""
+    """Return why a call of this layer runs more than the product, or None."""
     sharded = isinstance(module.weight, _dtensor())
     if sharded and "forward" in vars(module) and not _replaced_by_us(module):
         return None if _gathers(_nonlocal(vars(module)["forward"], "self")) else "its forward of tensor parallelism does not gather the logits"

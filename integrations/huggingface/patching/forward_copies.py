@@ -50,7 +50,7 @@ def redecorated(decorators: list[types.FunctionType], function: types.FunctionTy
 
 
 def _content(cell: types.CellType) -> object:
-    """Return what a variable of a closure holds; None where nothing is assigned to it."""
+    """Return the value of a closure variable; None if it is unassigned."""
     try:
         return cell.cell_contents
     except ValueError:

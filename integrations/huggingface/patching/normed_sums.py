@@ -22,7 +22,7 @@ def hang(total: torch.Tensor, norm: nn.Module, normed: torch.Tensor) -> None:
 
 
 def take_normed(total: object, norm: object) -> torch.Tensor | None:
-    """Return what the norm of a sum would be, if it hangs there and neither has changed; None otherwise."""
+    """Return the norm attached to a sum if neither has changed since; None otherwise."""
     hung = getattr(total, _ATTRIBUTE, None)
     if hung is None:
         return None

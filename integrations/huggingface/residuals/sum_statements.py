@@ -1,4 +1,4 @@
-"""Find in the source of a class's forward sums that a norm reads, and write the forward anew with one call for both.
+"""Find residual sums that a norm reads in the source of a class's forward, and rewrite the forward with one call for both.
 
     hidden_states = residual + hidden_states                       hidden_states, residual = add_and_norm(self, "N", residual, hidden_states)
     residual = hidden_states
@@ -48,7 +48,7 @@ class _Source:
 
 
 def rewritten(forward: types.FunctionType, joined: frozenset[str] | None = None) -> Found | None:
-    """Return a forward with its sums joined to norms; None if it has none, or its source is not at hand.
+    """Return a forward with its sums joined to norms; None if it has none, or its source is missing.
 
     ``joined``: the children among those that follow a sum that are norms; None for all.
     """

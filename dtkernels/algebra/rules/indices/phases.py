@@ -140,7 +140,7 @@ def _separated(algorithm: Algorithm, d: Definition, dot: ex.Dot, strides: list[_
             names.phase[s.x], names.step[s.r] = fresh_name(f"{s.x}_phase", taken), fresh_name(f"{s.r}_step", taken)
             extents.append((names.phase[s.x], "", s.size))
             formulas.append(_steps(s, names.step[s.r]))
-            extents += _told(algorithm, s.r, extents)
+            extents += _declared_extent(algorithm, s.r, extents)
     func = fresh_name(f"{d.name}_phases", taken)
     labels = (*names.phase.values(), *(names.step.get(x, x) for x in d.labels))
     product = Definition(func, labels, _product(dot, strides, names), d.pos)
@@ -164,7 +164,7 @@ def _shortened(algorithm: Algorithm, d: Definition, total: ex.Reduce, strides: l
     for s in strides:
         steps[s.r] = fresh_name(f"{s.r}_step", taken)
         formulas.append(_steps(s, steps[s.r]))
-        extents += _told(algorithm, s.r, extents)
+        extents += _declared_extent(algorithm, s.r, extents)
         moved = _plus(ex.Label(s.x), s.offset)
         inverse = pow(s.dilation, -1, s.size)
         phase = ex.Binary("%", moved if inverse == 1 else ex.Binary("*", ex.Const(inverse), moved), ex.Const(s.size))
@@ -184,7 +184,7 @@ def _steps(s: _Stride, step: str) -> tuple[str, ex.Expr]:
     return step, ex.Binary("+", ex.Binary("/", ex.Binary("-", ex.Len(s.r), ONE), ex.Const(s.size)), ONE)
 
 
-def _told(algorithm: Algorithm, label: str, extents: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+def _declared_extent(algorithm: Algorithm, label: str, extents: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
     """Return a declaration of the extent of ``label`` where an access alone told it, which is about to change."""
     source = algorithm.extent_source(label)
     return [(label, *source)] if source is not None and not any(own == label for own, *_ in extents) else []

@@ -42,7 +42,7 @@ class _OperandSums:
         self.made: list[Definition] = []
 
     def change(self, node: ex.Expr) -> ex.Expr:
-        """Return a sum of products with their operands summed; any other node as it is, and a sum of products that do not allow it."""
+        """Return a sum of products with their operands summed first; any other node, and a sum that does not allow it, unchanged."""
         if not (isinstance(node, ex.Reduce) and node.kind == "sum"):
             return node
         parts = list(_linear(node.arg, node.labels, self.algorithm, self.single))

@@ -1,4 +1,4 @@
-"""What one consumer does with its rows of a block, as Gluon text.
+"""Print the code of one consumer for its rows of a block, in Gluon.
 
 Chained products run one step behind: while the matrix units make the fresh products of a tile and the chained
 ones of the tile before, only the former are waited for; the elementwise work on them hides the latter::
@@ -19,7 +19,22 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ...ir.nest import Accumulator, Assign, Axis, FetchLet, Index, Let, Load, Position, Put, Statement, Store, Tile, mask_axes
+from ...ir.nest import (
+    Accumulator,
+    Assign,
+    Axis,
+    DescriptorLoadLet,
+    DescriptorStore,
+    Index,
+    Let,
+    Load,
+    Position,
+    Statement,
+    Store,
+    Tile,
+    mask_axes,
+    statement_kind,
+)
 from ...ir.value_type import never_negative
 from ...transforms.warp_specialize.plan import LoopStep, Product, Ring, WarpSpecializedKernel
 from ..triton.memory import LINE
@@ -34,7 +49,7 @@ class Consumer:
     def __init__(self, printer: GluonPrinter):
         self.k = printer
         self.p: WarpSpecializedKernel = printer.plan
-        self.local: dict[str, FetchLet] = {t.name: t for t in (*self.p.resident, *(t for ring in self.p.rings for t in ring.tiles))}
+        self.local: dict[str, DescriptorLoadLet] = {t.name: t for t in (*self.p.resident, *(t for ring in self.p.rings for t in ring.tiles))}
         self.home: dict[str, Ring] = {t.name: ring for ring in self.p.rings for t in ring.tiles}
         self.begin, self.end = "0", "0"
 
@@ -79,7 +94,7 @@ class Consumer:
                 self._index(axis, start, depth)
             case Let(name, Load() as load, axes):
                 self._load(name, load, axes, depth)
-            case Put():
+            case DescriptorStore():
                 self._put(s, depth)
             case Store():
                 pointer = self._pointer(s.buffer, s.index, s.axes)
@@ -92,7 +107,7 @@ class Consumer:
             case Let() | Assign():
                 k.line(depth, f"{s.name} = {k.expr.text(s.value, s.axes)}")
             case _:
-                raise AssertionError(f"a {type(s).__name__.lower()} in a consumer")
+                raise AssertionError(f"a {statement_kind(s)} in a consumer")
 
     def _index(self, axis: Axis, start: str, depth: int) -> None:
         k, rows = self.k, axis == self.p.rows
@@ -133,7 +148,7 @@ class Consumer:
             parts.append(f"({text} < {buffer}_size_{d})")
         return " & ".join(parts)
 
-    def _put(self, s: Put, depth: int) -> None:
+    def _put(self, s: DescriptorStore, depth: int) -> None:
         """Store a tile through shared memory, after the last block's store has read it."""
         k = self.k
         desc, value = k.descriptor(s), k.expr.text(s.value, s.axes)
@@ -155,7 +170,7 @@ class Consumer:
         """Return which part of a block's rows this consumer computes."""
         return "0" if self.p.turns else self._wg()
 
-    def _resident_part(self, tile: FetchLet) -> str:
+    def _resident_part(self, tile: DescriptorLoadLet) -> str:
         """Return which of a resident tile's parts this consumer reads."""
         return self._wg() if self.k.shared(tile) else "0"
 
@@ -181,7 +196,7 @@ class Consumer:
     # -- products ---------------------------------------------------------------------------------------------------
 
     def _multiply(self, q: Product, left: str, slot: str, start: str, depth: int) -> None:
-        """Start a product; ``start`` is what it adds to, '' for nothing."""
+        """Start a product that accumulates onto ``start``, '' for nothing."""
         k = self.k
         right = self._view(q.right.name, (*q.axes, q.columns), slot)
         zero = f"gl.full([{k.share()}, {k.length(q.columns)}], 0.0, gl.float32, MMA_{q.columns.name})"

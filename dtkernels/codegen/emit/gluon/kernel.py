@@ -1,4 +1,4 @@
-"""Plan -> Gluon text: a kernel that makes descriptors, rings and barriers, and the producer and consumers it starts."""
+"""Print a warp-specialized plan as Gluon text: a kernel that makes descriptors, rings and barriers, and its producer and consumers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from ....lang.algorithm import Algorithm
 from ...analysis.product_types import Operands
 from ...ir import nest
-from ...ir.nest import Axis, Fetch, FetchLet, Index, Let, Position, Put, Tile
+from ...ir.nest import Axis, DescriptorLoad, DescriptorLoadLet, DescriptorStore, Index, Let, Position, Tile
 from ...transforms.warp_specialize.plan import REGISTERS, Ring, WarpSpecializedKernel, producer_names, ring_tiles
 from ..triton.grid import grid_lines, grid_size
 from ..triton.kernel import KernelText, _KernelPrinter, jit_function
@@ -21,7 +21,7 @@ INFIX = "_gluon"
 
 
 def print_gluon(plan: WarpSpecializedKernel, algorithm: Algorithm, operands: Operands) -> KernelText:
-    """Return the Gluon text of a planned kernel: three functions and what a launch must pass."""
+    """Return the Gluon text of a planned kernel: three functions, and the arguments of a launch."""
     return GluonPrinter(plan, algorithm, operands).text()
 
 
@@ -37,8 +37,8 @@ class GluonPrinter(_KernelPrinter):
         self.expr = GluonExpressions(plan.rows, main, operands, self.first, self.tile, self.size)
         self.started = self.started | {plan.rows}
         self.boxes: dict[str, tuple[str, ...]] = {}  #: descriptor -> its box
-        self.accesses: dict[str, Fetch | Put] = {}
-        self.puts = {s.buffer: s for s in plan.after if isinstance(s, Put)}
+        self.accesses: dict[str, DescriptorLoad | DescriptorStore] = {}
+        self.puts = {s.buffer: s for s in plan.after if isinstance(s, DescriptorStore)}
 
     def text(self) -> KernelText:
         base = self.kernel.name.replace("_descriptor", INFIX)
@@ -59,7 +59,7 @@ class GluonPrinter(_KernelPrinter):
             (access.buffer, f"({', '.join(self._value(b) for b in self.boxes[name])},)") for name, access in self.accesses.items()
         ]
         text.grid, text.labels = grid_size(replace(self.kernel, num_warps=32)), tuple(self.sizes)  # one program a multiprocessor
-        multiplied = [a for a in self.accesses.values() if isinstance(a, Fetch) or not self.plan.float8]
+        multiplied = [a for a in self.accesses.values() if isinstance(a, DescriptorLoad) or not self.plan.float8]
         text.warps, text.condition = 4, f"{'float8_' if self.plan.float8 else ''}warpgroups({', '.join(self._given(a.buffer) for a in multiplied)})"
         return text
 
@@ -75,7 +75,7 @@ class GluonPrinter(_KernelPrinter):
         """Return the constant that holds the length of ``axis`` in a consumer's tile."""
         return self.share() if axis == self.plan.rows else self.tile(axis)
 
-    def descriptor(self, access: Fetch | Put) -> str:
+    def descriptor(self, access: DescriptorLoad | DescriptorStore) -> str:
         """Return the name of the descriptor that ``access`` goes through."""
         box = tuple(self.length(a) if a else "1" for a in access.box)
         for name, known in self.boxes.items():
@@ -85,7 +85,7 @@ class GluonPrinter(_KernelPrinter):
         self.boxes[name], self.accesses[name] = box, access
         return name
 
-    def coordinates(self, access: Fetch | Put, share: str) -> str:
+    def coordinates(self, access: DescriptorLoad | DescriptorStore, share: str) -> str:
         """Return where a box starts; rows of the consumer ``share``."""
         texts = []
         for start, axis in zip(access.start, access.box):
@@ -94,7 +94,7 @@ class GluonPrinter(_KernelPrinter):
             texts.append(text if text == "0" else f"gl.cast({text}, gl.int32)")
         return f"[{', '.join(texts)}]"
 
-    def shared(self, tile: FetchLet) -> str:
+    def shared(self, tile: DescriptorLoadLet) -> str:
         """Return ``CONSUMERS`` where each consumer has its own rows of a loaded tile, else ''."""
         return str(self.plan.consumers) if self.plan.rows in tile.value.box and self.plan.consumers > 1 and not self.plan.turns else ""
 
@@ -157,7 +157,7 @@ class GluonPrinter(_KernelPrinter):
         ]
         return lines
 
-    def _make_descriptor(self, name: str, access: Fetch | Put) -> list[str]:
+    def _make_descriptor(self, name: str, access: DescriptorLoad | DescriptorStore) -> list[str]:
         buffer, box = access.buffer, f"[{', '.join(self.boxes[name])}]"
         sizes = [self._extent(buffer, d, axis, start) for d, (axis, start) in enumerate(zip(access.box, access.start))]
         strides = [f"{buffer}_stride_{d}" for d in self.dimensions(buffer)[:-1]] + ["1"]
@@ -192,7 +192,7 @@ class GluonPrinter(_KernelPrinter):
             lines.append(self._tiles(buffer, put, str(p.consumers)))
         return [*lines, *starts, "    hopper.fence_async_shared()"]
 
-    def _tiles(self, name: str, access: Fetch | Put, count: str) -> str:
+    def _tiles(self, name: str, access: DescriptorLoad | DescriptorStore, count: str) -> str:
         desc = self.descriptor(access)
         shape = f"[{count}, {', '.join(self.boxes[desc])}]"
         return f"    {name}_tiles = gl.allocate_shared_memory({access.buffer}_ptr.dtype.element_ty, {shape}, {desc}_layout)"
@@ -212,11 +212,11 @@ class GluonPrinter(_KernelPrinter):
         each = [self._bytes(tile.value, self.shared(tile) or "1") for _, tile in ring_tiles(self.plan)]
         return f"ring_stages({self.plan.stages}, {' + '.join(fixed) or '0'}, {' + '.join(each)})"
 
-    def _bytes(self, access: Fetch | Put, count: str) -> str:
+    def _bytes(self, access: DescriptorLoad | DescriptorStore, count: str) -> str:
         sizes = [self._value(b) for b in self.boxes[self.descriptor(access)] if b != "1"]
         return " * ".join([self._element_bytes(access), *([count] if count != "1" else []), *sizes])
 
-    def _element_bytes(self, access: Fetch | Put) -> str:
+    def _element_bytes(self, access: DescriptorLoad | DescriptorStore) -> str:
         if not self.plan.float8:
             return "2"
         stored = {"bfloat16": "2", "float16": "2"}.get(self.algorithm.own_dtype(access.buffer) if access.buffer in self.algorithm else "", "4")
@@ -244,7 +244,7 @@ class GluonPrinter(_KernelPrinter):
         self.line(depth, "done += 1")
         return self.lines
 
-    def _load_resident(self, tile: FetchLet, depth: int) -> None:
+    def _load_resident(self, tile: DescriptorLoadLet, depth: int) -> None:
         """Load a tile that stays for the whole block, once the last block's buffer is free."""
         desc = self.descriptor(tile.value)
         for w in range(int(self.shared(tile) or 1)):
@@ -271,7 +271,7 @@ class GluonPrinter(_KernelPrinter):
     # -- what producer and consumers both do --------------------------------------------------------------------------
 
     def grid(self) -> int:
-        """Print the walk over blocks; the depth of what follows."""
+        """Print the loop over blocks; return the indentation depth inside it."""
         lines, depth = grid_lines(self.kernel, self, pairs=True)
         for line in lines:
             self.lines.append(re.sub(r"tl\.range\((.*?)(?:, flatten=True)?\):", r"range(\1):", line))
@@ -297,7 +297,7 @@ class GluonPrinter(_KernelPrinter):
 
 
 class Function:
-    """One printed function and, once known, what it is passed."""
+    """One printed function and, once known, its arguments."""
 
     def __init__(self, name: str, lines: list[str], parameters: tuple[str, ...]):
         self.name, self.lines, self.parameters = name, lines, parameters

@@ -2,7 +2,7 @@
 
 ``2**a = 2**n * 2**f`` with ``n = floor(a)`` and ``0 <= f <= 1``. Rounded down, ``a + 1.5 * 2**23 + 127`` has ``n + 127``
 as its low bits, which are the exponent of ``2**n``; and ``2**f`` is the polynomial whose largest relative error is
-smallest (Remez exchange on [0, 1]; tests/unit/test_exponentials.py finds the coefficients anew). ``a`` is held to
+smallest (Remez exchange on [0, 1]; tests/unit/codegen/test_exp2_emulation.py finds the coefficients anew). ``a`` is held to
 [-127, 128]: 0 below -126, as ``ex2.approx.ftz`` has it, infinity from 128 on, NaN stays.
 """
 

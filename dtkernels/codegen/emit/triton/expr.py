@@ -16,8 +16,8 @@ from ...ir.nest import (
     Axis,
     BlockNumber,
     Const,
-    Every,
-    Fetch,
+    DescriptorLoad,
+    EveryNth,
     Guard,
     Load,
     Local,
@@ -47,7 +47,7 @@ _INFIX = {"+": ("+", _ADD), "-": ("-", _ADD), "*": ("*", _MULTIPLY), "/": ("/", 
 class ExpressionPrinter:
     """Prints the tiles of one kernel; ``raw`` are locals that hold a buffer's own dtype."""
 
-    def __init__(self, raw: frozenset[str], loads: dict[str, Load | Fetch], operands: Operands,
+    def __init__(self, raw: frozenset[str], loads: dict[str, Load | DescriptorLoad], operands: Operands,
                  start_of: Callable[[Axis], str], step_of: Callable[[Axis], str], size_of: Callable[[str], str],
                  approximate: tuple[str, ...] = ()):  # fmt: skip
         self.approximate = approximate
@@ -91,7 +91,7 @@ class ExpressionPrinter:
                 return self._dot(tile, order), _ATOM
             case TileScan():
                 return self._scan(tile, order), _ATOM
-            case Every(arg, axis, group):
+            case EveryNth(arg, axis, group):
                 whole = tuple(a for a in arg.axes if a != axis) + (axis,)
                 return self.arrange(self._every(self.text(arg, whole), tile), (*whole[:-1], group), order), _ATOM
             case Repeat(arg, axis, group):
@@ -290,9 +290,9 @@ class ExpressionPrinter:
         return self._dot(dot, order, older)
 
     def _operand(self, tile: Tile, other: Tile, kind: OperandType | None, order: tuple[Axis, ...]) -> str:
-        """Return an operand in the product's type: what is loaded in it as it is, anything else rounded to it."""
+        """Return an operand in the product's type: a loaded tile of that type unchanged, anything else rounded to it."""
         other = nest.loaded(other)
-        if isinstance(tile, Every):
+        if isinstance(tile, EveryNth):
             whole = tuple(a for a in tile.arg.axes if a != tile.axis) + (tile.axis,)
             text = self._every(self._operand(tile.arg, other, kind, whole), tile)
             return self.arrange(text, (*whole[:-1], tile.group), order)
@@ -312,7 +312,7 @@ class ExpressionPrinter:
             dtype = f"tl.float32).to({dtype}"
         return f"{self._at(tile, order, _ATOM)}.to({dtype})"
 
-    def _every(self, text: str, tile: Every) -> str:
+    def _every(self, text: str, tile: EveryNth) -> str:
         """Return the elements of ``text`` at one place of each group along its last dimension."""
         self.helpers.add("every_second")
         count, part = tile.group.every, tile.part
@@ -327,7 +327,7 @@ class ExpressionPrinter:
         return f"tl.reshape(tl.broadcast_to({text}[{', '.join(':' for _ in axes)}, None], [{many}]), [{whole}])"
 
     def converted(self, name: str, dtype: str) -> str:
-        """Return what a load gave in another dtype; float8 is its bits where the GPU has no such numbers."""
+        """Return a loaded tile converted to another dtype; float8 is given by its bits where the GPU lacks the type."""
         buffer = self.loads[name].buffer
         if (form := self.float8.get(buffer)) is not None:
             return self.from_float8(form, name, dtype)

@@ -1,4 +1,4 @@
-"""The Triton form of every function: an expression, and the text of what it calls that Triton lacks or has not everywhere.
+"""Define the Triton form of every function: an expression, and the text of helpers that Triton lacks.
 
 What is called runs in the interpreter too, and on every target: no libdevice, no inline assembly but where ``on_gpu`` says so.
 """

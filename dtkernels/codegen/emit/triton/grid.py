@@ -62,7 +62,7 @@ def programs_at_once(kernel: Kernel) -> int:
 
 
 def grid_lines(kernel: Kernel, names: Names, pairs: bool = False) -> tuple[list[str], int]:
-    """Return (lines that give the block of each label, depth of what follows)
+    """Return (lines that compute the block of each label, indentation depth after them)
 
     With ``pairs`` a persistent program takes a block with a long loop and one with a short loop in turn.
     """

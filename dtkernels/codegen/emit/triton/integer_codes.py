@@ -1,4 +1,4 @@
-"""Integers of few bits as numbers that the matrix units take, without the GPU's conversions, of which it does few at a time.
+"""Convert quantized codes to floating-point operands by bit operations, since GPUs do few conversions at a time.
 
 A number of 16 bits whose exponent makes its last bit 1 is the sum of a power of two and the integer in its last bits: 128 + n in bfloat16
 for n below 128, 1024 + n in float16 for n below 1024. So the bits of two codes are moved into the place, and the power is subtracted from

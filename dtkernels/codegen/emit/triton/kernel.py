@@ -1,4 +1,4 @@
-"""Kernel -> the text of one @triton.jit function, and what its launch must pass."""
+"""Print a Kernel as one @triton.jit function, with the arguments of its launch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from ...ir.nest import (
     Assign,
     Axis,
     Barrier,
-    Fetch,
+    DescriptorLoad,
+    DescriptorStore,
     Guard,
     Index,
     InteriorOrEdge,
@@ -29,7 +30,6 @@ from ...ir.nest import (
     Loop,
     Op,
     Position,
-    Put,
     ScaleFactor,
     Size,
     Start,
@@ -39,7 +39,7 @@ from ...ir.nest import (
     TileDot,
     Valued,
     has_matrix_product,
-    is_fetch,
+    is_descriptor_load,
     is_load,
     loaded,
     mask_axes,
@@ -116,7 +116,7 @@ class _KernelPrinter:
         self.spaces = {w.name for w in kernel.workspaces}
         self.starts = {s.axis: s.start for s in statements(kernel.body) if isinstance(s, Index)}
         self.masked = self._masked_axes()
-        loads: dict[str, Load | Fetch] = {s.name: s.value for s in statements(kernel.body) if is_load(s) or is_fetch(s)}
+        loads: dict[str, Load | DescriptorLoad] = {s.name: s.value for s in statements(kernel.body) if is_load(s) or is_descriptor_load(s)}
         self.upcast = self._arithmetic_only(loads)
         self.integers = frozenset(n for n, load in loads.items() if isinstance(load, Load) and load.whole)
         self.outgrown = overflowing_integers(self._nodes(), self.integers)
@@ -175,7 +175,7 @@ class _KernelPrinter:
     def _until_stores(self, body: tuple[Statement, ...], depth: int) -> None:
         """The statements of a block, and before its stores what lets the next kernel start."""
         link = self.kernel.link
-        stores = next((i for i, s in enumerate(body) if isinstance(s, (Store, Put))), 0) if link and not self.kernel.persistent else 0
+        stores = next((i for i, s in enumerate(body) if isinstance(s, (Store, DescriptorStore))), 0) if link and not self.kernel.persistent else 0
         self._body(body[:stores], depth)
         self.lines += ["    " * (depth - 1) + line for line in before_stores(link)] if link and stores else []
         self._body(body[stores:], depth)
@@ -224,7 +224,7 @@ class _KernelPrinter:
 
     def _condition(self) -> str:
         """Return what the wrapper must ask before a launch: additions through a descriptor are beyond Triton's interpreter."""
-        added = next((s.buffer for s in statements(self.kernel.body) if isinstance(s, Put) and s.onto == "sum"), None)
+        added = next((s.buffer for s in statements(self.kernel.body) if isinstance(s, DescriptorStore) and s.onto == "sum"), None)
         return f'{added}_out.device.type != "cpu"' if added else ""
 
     def _length(self, buffer: str, dim: int) -> str:
@@ -295,7 +295,7 @@ class _KernelPrinter:
                     self._mask(axis, depth)
                 case Loop():
                     self._loop(s, depth)
-                case Let(name, Load() | Fetch() as load, axes):
+                case Let(name, Load() | DescriptorLoad() as load, axes):
                     self.memory.load(name, load, axes, depth, widen=name in self.upcast)
                 case Let(name, value, axes):
                     self.line(depth, f"{name} = {self.expr.text(as_no_matrix_product(value, axes), axes)}")
@@ -303,7 +303,7 @@ class _KernelPrinter:
                     self._accumulator(name, axes, start, depth)
                 case Assign(name, axes, value):
                     self._assign(name, axes, value, depth)
-                case Store() | Put():
+                case Store() | DescriptorStore():
                     self.memory.store(s, depth)
                 case Barrier():
                     self.line(depth, "tl.debug_barrier()")
@@ -376,7 +376,7 @@ class _KernelPrinter:
         self.before, self.steady = before if loop.when is not None else outside, steady  # what comes after may bear the name of a load in here
 
     def _hoisted_offsets(self, loop: Loop, depth: int) -> None:
-        """Offsets of this loop's loads, as far as they are the same in every step."""
+        """Return the loop-invariant parts of the offsets of this loop's loads."""
         axis = loop.axis
         loads = [s for s in loop.body if is_load(s) and s.value.hoisted_from == axis]
         for s in loads:
@@ -424,7 +424,7 @@ class _KernelPrinter:
                 yield from (n for i in s.value.index if i != Position(axis) for n in i.walk())
                 continue
             roots = [getattr(s, side) for side in ("value", "begin", "end", "when") if getattr(s, side, None) is not None]
-            for tile in (*roots, *(s.index if isinstance(s, Store) else s.start if isinstance(s, Put) else ())):
+            for tile in (*roots, *(s.index if isinstance(s, Store) else s.start if isinstance(s, DescriptorStore) else ())):
                 yield from tile.walk()
 
     def _masked_axes(self) -> set[Axis]:
@@ -440,8 +440,8 @@ class _KernelPrinter:
         asked = {n.axis for n in self._nodes() if isinstance(n, Start)}
         return {a for a in asked if self.starts[a] != "loop"}
 
-    def _arithmetic_only(self, loads: dict[str, Load | Fetch]) -> frozenset[str]:
-        """Loads widened to float32 at once: all but those that a matrix product takes as they are, or converts itself."""
+    def _arithmetic_only(self, loads: dict[str, Load | DescriptorLoad]) -> frozenset[str]:
+        """Return the loads to widen to float32 at once: all except operands of matrix products, which take or convert the loaded type."""
         operands, codes = set(), set()
         for s in statements(self.kernel.body):
             for n in s.value.walk() if isinstance(s, Valued) else ():

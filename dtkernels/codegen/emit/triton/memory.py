@@ -1,11 +1,11 @@
-"""Loads and stores as Triton text, by pointers or through tensor descriptors."""
+"""Print loads and stores in Triton, by pointers or through tensor descriptors."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ...ir import nest
-from ...ir.nest import Axis, BlockNumber, Fetch, Load, Local, Op, Position, Put, Store, Tile, mask_axes
+from ...ir.nest import Axis, BlockNumber, DescriptorLoad, DescriptorStore, Load, Local, Op, Position, Store, Tile, mask_axes
 from ...ir.value_type import is_boolean, is_integer, never_negative
 from .expr import arrange
 
@@ -22,22 +22,22 @@ class MemoryPrinter:
     def __init__(self, kernel: _KernelPrinter):
         self.k = kernel
         self.descriptors: dict[tuple[str, tuple[str, ...]], str] = {}  #: (buffer, its box) -> name
-        self.first: dict[str, Fetch | Put] = {}  #: name -> the first access through it
+        self.first: dict[str, DescriptorLoad | DescriptorStore] = {}  #: name -> the first access through it
         self.aligned = self._aligned()
 
     def _aligned(self) -> frozenset[str]:
-        """Buffers of which Triton is told that rows start at multiples of 16 elements.
+        """Return the buffers whose rows are declared to Triton to start at multiples of 16 elements.
 
         Of those with as many dimensions as any in the kernel it sees that in their strides, whatever the number of rows (specialization.py).
         """
         ranks = {b: len(self.k.dimensions(b)) for b in self.k.kernel.reads}
         return frozenset(b for b in self.k.kernel.aligned_reads if ranks[b] < max(ranks.values()))
 
-    def load(self, name: str, load: Load | Fetch, axes: tuple[Axis, ...], depth: int, widen: bool) -> None:
+    def load(self, name: str, load: Load | DescriptorLoad, axes: tuple[Axis, ...], depth: int, widen: bool) -> None:
         """``name = ...``, widened to float32 if asked."""
         form = self.k.expr.float8.get(load.buffer) if widen else None
         tail = ".to(tl.int64)" if name in self.k.outgrown else ".to(tl.float32)" if widen and not form and load.buffer not in self.k.spaces else ""
-        if isinstance(load, Fetch):
+        if isinstance(load, DescriptorLoad):
             shape = self._shape(load.box)
             reshape = f".reshape({shape})" if None in load.box else ""
             loaded = f"{self._descriptor(load)}.load({self._starts(load)}){reshape}{tail}"
@@ -55,13 +55,13 @@ class MemoryPrinter:
             return self._call(depth, f"{name} = {before}tl.load", args, after)
         return self._call(depth, f"{name} = tl.load", args, tail)
 
-    def store(self, s: Store | Put, depth: int) -> None:
+    def store(self, s: Store | DescriptorStore, depth: int) -> None:
         """Write a value, or add it to what is there."""
         form = self.k.expr.float8.get(s.buffer)
         value = self.k.expr.text(_code(s.value, form) if form else s.value, s.axes)
         if s.buffer in self.k.algorithm.operands and (is_integer(s.value) or is_boolean(s.value)):  # the interpreter takes their bits for a bfloat16
             value = f"tl.cast({value}, tl.float32)"
-        if isinstance(s, Put):
+        if isinstance(s, DescriptorStore):
             value = f"({value})" if " " in value else value
             value += f".to({s.buffer}_ptr.dtype.element_ty)"
             value += f".reshape([{', '.join(self.k.tile(a) if a else '1' for a in s.box)}])" if None in s.box else ""
@@ -112,7 +112,7 @@ class MemoryPrinter:
         self.k.bounds[(buffer, dim)] = None
         return f"{buffer}_size_{dim}"
 
-    def _descriptor(self, access: Fetch | Put) -> str:
+    def _descriptor(self, access: DescriptorLoad | DescriptorStore) -> str:
         key = (access.buffer, tuple(self.k.tile(a) if a else "1" for a in access.box))
         if key not in self.descriptors:
             count = sum(buffer == access.buffer for buffer, _ in self.descriptors)
@@ -120,7 +120,7 @@ class MemoryPrinter:
             self.first[self.descriptors[key]] = access
         return self.descriptors[key]
 
-    def _starts(self, access: Fetch | Put) -> str:
+    def _starts(self, access: DescriptorLoad | DescriptorStore) -> str:
         texts = []
         for start in access.start:
             text = self.k.expr.text(start, ())

@@ -24,13 +24,13 @@ from typing import TypeGuard
 from ...ir import nest
 from ...ir.nest import (
     Const,
+    DescriptorStore,
     Kernel,
     Let,
     Local,
     Loop,
     Op,
     Position,
-    Put,
     Statement,
     Store,
     Tile,
@@ -109,9 +109,9 @@ def _is_scaled(tile: Tile) -> TypeGuard[Op]:
 
 
 def _reads(tile: Tile) -> bool:
-    return any(isinstance(n, (nest.Load, nest.Fetch, Position)) for n in tile.walk())
+    return any(isinstance(n, (nest.Load, nest.DescriptorLoad, Position)) for n in tile.walk())
 
 
 def _tiles(s: Statement) -> tuple[Tile, ...]:
     own = (s.value,) if isinstance(s, Valued) else ()
-    return own + (s.index if isinstance(s, Store) else s.start if isinstance(s, Put) else ())
+    return own + (s.index if isinstance(s, Store) else s.start if isinstance(s, DescriptorStore) else ())

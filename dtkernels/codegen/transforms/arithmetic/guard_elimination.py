@@ -124,7 +124,7 @@ def _value_out_of_bounds(tile: Tile, axis: nest.Axis, lets: dict[str, Tile], loa
 
 
 def _is_never(tile: Tile, value: float, lets: dict[str, Tile]) -> bool:
-    """Return whether no element of ``tile`` can be the infinity ``value``, whatever the inputs hold."""
+    """Return whether no element of ``tile`` can be the infinity ``value``, for any inputs."""
     match tile:
         case Const(own):
             return own != value

@@ -45,7 +45,7 @@ def _apart(body: tuple[Statement, ...], defined: frozenset[str], later: frozense
 
 
 def _renamed(body: tuple[Statement, ...], names: Names, known: Names) -> tuple[Statement, ...]:
-    """Rename what ``body`` defines, and what it reads from there on; ``known`` are the names that were given before."""
+    """Rename the definitions in ``body`` and their later uses; ``known`` holds the renamings so far."""
     result: list[Statement] = []
     known = dict(known)
     for s in body:

@@ -263,7 +263,7 @@ class _ConditionFolding:
     def _statement(self, s: Statement) -> Statement:
         if isinstance(s, Loop):
             return replace(s, body=self.body(s.body))
-        if not isinstance(s, (Let, nest.Assign, nest.Store, nest.Put)):
+        if not isinstance(s, (Let, nest.Assign, nest.Store, nest.DescriptorStore)):
             return s
         value = self._tile(s.value)
         if isinstance(s, Let):

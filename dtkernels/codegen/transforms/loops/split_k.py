@@ -93,7 +93,7 @@ def split_k(kernel: Kernel, options: KernelOptions) -> tuple[Kernel, ...]:
 
 
 def _made_from(values: list[Tile], before: tuple[Statement, ...]) -> Iterator[Tile]:
-    """Yield the nodes of ``values``, and of what the statements ``before`` give the names in them."""
+    """Yield the nodes of ``values``, and of the definitions in ``before`` of the names in them."""
     made: dict[str, list[Tile]] = {}
     for s in statements(before):
         if isinstance(s, (Let, Assign)):

@@ -97,7 +97,7 @@ def distribute_stores(body: tuple[Statement, ...], label: str) -> tuple[Statemen
     inside = list(nest.statements(loop.body))
     made = {s.name for s in inside if isinstance(s, Accumulator)}
     carried = any(isinstance(s, nest.Assign) and s.name not in made for s in inside)
-    if carried or not all(Position(loop.axis) in s.index for s in inside if isinstance(s, Store)) or any(isinstance(s, (nest.Put, nest.Barrier)) for s in inside):
+    if carried or not all(Position(loop.axis) in s.index for s in inside if isinstance(s, Store)) or any(isinstance(s, (nest.DescriptorStore, nest.Barrier)) for s in inside):
         return body
     start = Index(loop.axis, "loop")
     if loop.body[0] != start or any(isinstance(s, Index) and s.axis.label == loop.axis.label for s in nest.statements(tuple(before))):
@@ -152,7 +152,7 @@ def _shrink_blocks(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     stored = [s for s in nest.statements(body) if isinstance(s, Store)]
     pieces = {s.axis for s in body if isinstance(s, Loop) and s.axis.tile > 1}
     over = {a for v in nest.values(body) for n in v.walk() if isinstance(n, (TileReduce, nest.TileDot)) for a in n.axes}
-    if over - pieces or any(isinstance(s, nest.Put) or isinstance(s, Index) and s.start == "block+loop" for s in nest.statements(body)):
+    if over - pieces or any(isinstance(s, nest.DescriptorStore) or isinstance(s, Index) and s.start == "block+loop" for s in nest.statements(body)):
         return body
     limit = COLUMNS * PARTS // max(a.tile for a in pieces) if pieces else ELEMENTS
     several = sum(any(axis.tile == WHOLE for axis in s.axes) for s in stored) > 1

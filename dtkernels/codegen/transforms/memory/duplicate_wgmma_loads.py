@@ -64,7 +64,7 @@ def _loop(loop: Loop, taken: set[str]) -> Loop:
 
 
 def _bound_within(s: Statement) -> set[str]:
-    """Return the names that are bound anew inside of a loop: there they are other tiles."""
+    """Return the names that a loop rebinds: inside it they name other tiles."""
     return {inner.name for inner in statements(s.body) if isinstance(inner, Let)} if isinstance(s, Loop) else set()
 
 

@@ -1,4 +1,4 @@
-"""Sink a choice by data into the load that it chooses: what is not chosen is not read.
+"""Sink a choice by data into the mask of the load that it chooses: elements that are not chosen are not read.
 
 Before::
 

@@ -28,7 +28,8 @@ from ....lang.errors import Position as Place
 from ...ir.nest import (
     Axis,
     Const,
-    Fetch,
+    DescriptorLoad,
+    DescriptorStore,
     Kernel,
     Let,
     Load,
@@ -36,7 +37,6 @@ from ...ir.nest import (
     Loop,
     Op,
     Position,
-    Put,
     Start,
     Statement,
     Store,
@@ -62,13 +62,13 @@ def use_descriptors(kernel: Kernel, at: Place | None = None) -> Kernel:
         if isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer in kernel.descriptors and not s.value.repeats_each_step:
             if s.value.whole:
                 raise _refused(s.value.buffer, "its elements stand in an index", "tensors of numbers", at)
-            return replace(s, value=Fetch(s.value.buffer, *_box(s.value.buffer, s.value.index, at)))
+            return replace(s, value=DescriptorLoad(s.value.buffer, *_box(s.value.buffer, s.value.index, at)))
         if isinstance(s, Store) and s.buffer in kernel.descriptors:
             if s.onto == "ordered sum":  # bulk additions of one program are in no order
                 raise _refused(s.buffer, "additions in a fixed order", "accumulate_at without ordered, or blocks of one tile", at)
             if axes_of(s.value) != frozenset(s.axes):
                 raise _refused(s.buffer, "a value without all of its labels is stored", "a store of whole tiles", at)
-            return Put(s.buffer, *_box(s.buffer, s.index, at), s.value, s.axes, s.origin, s.onto)
+            return DescriptorStore(s.buffer, *_box(s.buffer, s.index, at), s.value, s.axes, s.origin, s.onto)
         return s
 
     body = eliminate_dead_code(tuple(one(s) for s in kernel.body))
@@ -77,7 +77,7 @@ def use_descriptors(kernel: Kernel, at: Place | None = None) -> Kernel:
 
 def _products_first(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Rewrite ``dot(a, b) + t`` as ``dot(a, b) - -t``, where ``t`` has fewer dimensions and is fetched by a descriptor."""
-    fetched = {s.name for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Fetch)}
+    fetched = {s.name for s in statements(body) if isinstance(s, Let) and isinstance(s.value, DescriptorLoad)}
 
     def change(tile: Tile) -> Tile:
         match tile:

@@ -33,7 +33,7 @@ from ...ir.nest import (
     Assign,
     Axis,
     Const,
-    Every,
+    EveryNth,
     Guard,
     Index,
     Kernel,
@@ -61,7 +61,7 @@ MOST_EXACT = 2**20  #: float32 holds sums of these exactly
 
 
 def read_packed_once(kernel: Kernel, options: KernelOptions) -> Kernel:
-    """Split sums over packed elements by their place in the pack, and load once what a step of a loop has in common."""
+    """Split sums over packed elements by their position in the pack, and load each packed element once in a step."""
     return replace(kernel, body=tuple(_loops(kernel.body, kernel, known_values(kernel))))
 
 
@@ -144,7 +144,7 @@ def _shared(body: tuple[Statement, ...], axis: Axis) -> tuple[Statement, ...]:
 
 
 def _split(body: tuple[Statement, ...], axis: Axis, kernel: Kernel) -> tuple[Statement, ...]:
-    """Return the body with a product for each place in a pack; as it is where that is not possible."""
+    """Return the body with a product for each position in a pack; unchanged where that is not possible."""
     nodes = [n for s in body for n in _nodes(s)]
     count = max((_divided(n, axis, "%") for n in nodes), default=0)
     packed = any(is_load(s) and any(_divided(i, axis, "//") == count for i in s.value.index) for s in body)
@@ -201,7 +201,7 @@ class _Split:
         return isinstance(n, Position) and n.axis == self.axis or isinstance(n, Local) and self.axis in n.axes
 
     def _load(self, s: Let) -> Statement:
-        """Return a load along the groups, where only they stand in its index, or as it is."""
+        """Return a load along the groups if its index contains only these; otherwise unchanged."""
         load = s.value
         assert isinstance(load, Load)
         if load.only is not None and any(self._varies(n) for n in load.only.walk()) or load.buffer in self.kernel.descriptors and self._packs(load):
@@ -237,7 +237,7 @@ class _Split:
                 if name in self.packed:
                     return replace(tile, axes=tuple(self.group if a == self.axis else a for a in axes))
                 if name in self.whole and part is not None and len(axes) <= 2:
-                    return Every(tile, self.axis, self.group, part)
+                    return EveryNth(tile, self.axis, self.group, part)
                 if name in self.made:
                     return self._part(self.made[name], part)
                 raise _Kept

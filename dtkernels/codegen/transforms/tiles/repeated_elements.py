@@ -88,7 +88,7 @@ class _Repeats:
         return tuple(found)
 
     def _load(self, s: Let, whole: frozenset[Axis]) -> Statement:
-        """Return a load along the groups, where only they stand in its index, or as it is."""
+        """Return a load along the groups if its index contains only these; otherwise unchanged."""
         load, steps = s.value, dict[Axis, Axis]()
         assert isinstance(load, Load)
         for at, axis, by in _shared(load, whole) if s.name in self.operands else ():

@@ -89,7 +89,7 @@ def _rewritten(body: tuple[Statement, ...], own: list[int], step: str, dots: lis
 
 
 def _split(s: Statement, loaded: set[str]) -> _Scaled | None:
-    """Return a product that a sum adds without its factor: of what the step loads, the same for all terms."""
+    """Return a product of a sum without its factor that is the same for all terms of a step."""
     match s:
         case Assign(name, axes, Op("+", (Local(own), TileDot() as dot))) if own == name and not axes_of(dot) - {*axes}:
             for side in (dot.left, dot.right):

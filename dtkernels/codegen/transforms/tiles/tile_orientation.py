@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from ...ir.nest import (
     Axis,
-    Fetch,
+    DescriptorLoad,
     Kernel,
     Let,
     Load,
@@ -45,7 +45,7 @@ def orient_tiles(kernel: Kernel, options: KernelOptions) -> Kernel:
 def with_tiles_oriented(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Give the computed two-dimensional tiles of ``body`` the orientation that most products take."""
     lets: set[tuple[str, tuple[Axis, ...]]] = {
-        (s.name, s.axes) for s in statements(body) if isinstance(s, Let) and len(s.axes) == 2 and not isinstance(s.value, (Load, Fetch))
+        (s.name, s.axes) for s in statements(body) if isinstance(s, Let) and len(s.axes) == 2 and not isinstance(s.value, (Load, DescriptorLoad))
     }
     votes: Counter[tuple[Axis, ...]] = Counter()
     for s in statements(body):

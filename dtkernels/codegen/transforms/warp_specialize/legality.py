@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from ...held_terms import FLOAT8_DEPTH, MOST_IMPRECISE
 from ...ir import nest
-from ...ir.nest import WHOLE, Accumulator, Assign, Axis, Const, Fetch, Guard, Let, Load, Local, Op, Put, Store, Tile, TileReduce, axes_of
+from ...ir.nest import (
+    WHOLE,
+    Accumulator,
+    Assign,
+    Axis,
+    Const,
+    DescriptorLoad,
+    DescriptorStore,
+    Guard,
+    Let,
+    Load,
+    Local,
+    Op,
+    Store,
+    Tile,
+    TileReduce,
+    axes_of,
+    statement_kind,
+)
 from .plan import REGISTERS, SPARE, WIDEST, LoopStep, Refused, WarpSpecializedKernel, producer_names
 
 RANDOM = ("random", "normal")
@@ -61,7 +79,7 @@ def check_plan(p: WarpSpecializedKernel) -> None:
     if p.turns:
         _check_turns(p)
     body = (*p.before, *p.resident, *(s for step in p.steps for s in step.loop.body), *p.after)
-    for tile in [s.value for s in body if hasattr(s, "value") and not isinstance(s.value, Fetch)] + [
+    for tile in [s.value for s in body if hasattr(s, "value") and not isinstance(s.value, DescriptorLoad)] + [
         Local("", s.axes) for s in body if isinstance(s, Accumulator)
     ]:
         for n in tile.walk():
@@ -70,9 +88,9 @@ def check_plan(p: WarpSpecializedKernel) -> None:
             if isinstance(n, TileReduce) and (len(n.axes) != 1 or p.rows in n.axes):
                 raise Refused(f"{n} is reduced over rows or over two labels")
     for s in p.after:
-        if not isinstance(s, (Let, Put, Store)) or isinstance(getattr(s, "value", None), Fetch):
-            raise Refused(f"a {type(s).__name__.lower()} after the loop")
-        if isinstance(s, Put) and [a for a in s.box if a][:1] != [p.rows]:
+        if not isinstance(s, (Let, DescriptorStore, Store)) or isinstance(getattr(s, "value", None), DescriptorLoad):
+            raise Refused(f"a {statement_kind(s)} after the loop")
+        if isinstance(s, DescriptorStore) and [a for a in s.box if a][:1] != [p.rows]:
             raise Refused(f"{s.buffer} is not stored by rows")
     used = {
         side.name
@@ -111,7 +129,7 @@ def _check_loops(p: WarpSpecializedKernel) -> None:
 
 
 def _loads(step: LoopStep) -> tuple[list[str], ...]:
-    """Return what a step loads, and the products of loaded tiles."""
+    """Return the loads of a step, and its products of loaded tiles."""
     return (
         [f"{s.name} {s.value}" for s in step.fetches],
         [f"{q.name} {q.left} {q.right}" for q in (*step.fresh, *step.direct)],
@@ -134,7 +152,7 @@ def _conditions(step: LoopStep) -> set[str]:
 
 
 def _unguarded_text(step: LoopStep) -> list[str]:
-    """Return what a step computes as text, without conditions and with named subexpressions inlined."""
+    """Return the text of a step's computation, without conditions and with named subexpressions inlined."""
     named: dict[str, Tile] = {}
 
     def strip(n: Tile) -> Tile:

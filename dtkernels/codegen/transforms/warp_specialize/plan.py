@@ -1,11 +1,11 @@
-"""The plan of a warp-specialized kernel: how a nest is divided between producer and consumer warps for the Gluon backend."""
+"""Define the plan of a warp-specialized kernel: the division of a nest into producer and consumer warps, for the Gluon backend."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...ir.nest import Assign, Axis, FetchLet, Kernel, Let, Local, Loop, Statement, Tile
+from ...ir.nest import Assign, Axis, DescriptorLoadLet, Kernel, Let, Local, Loop, Statement, Tile
 
 REGISTERS = {1: (240, 24), 2: (240, 24), 4: (120, 24)}  #: consumers -> registers of a consumer thread, of a producer thread
 HALF = frozenset({64, 128})  #: rows that one consumer may have
@@ -43,7 +43,7 @@ class LoopStep:
     """
 
     loop: Loop
-    fetches: tuple[FetchLet, ...]
+    fetches: tuple[DescriptorLoadLet, ...]
     fresh: tuple[Product, ...]
     work: tuple[Let | Assign, ...]
     moves: tuple[Assign, ...]
@@ -56,7 +56,7 @@ class Ring:
     """Tiles of one ring buffer, loaded, waited for and released together; ``late`` where a chained product reads them."""
 
     name: str
-    tiles: tuple[FetchLet, ...]
+    tiles: tuple[DescriptorLoadLet, ...]
     fresh: bool
     late: bool
 
@@ -69,7 +69,7 @@ class WarpSpecializedKernel:
     rows: Axis
     consumers: int
     before: tuple[Statement, ...]
-    resident: tuple[FetchLet, ...]
+    resident: tuple[DescriptorLoadLet, ...]
     steps: tuple[LoopStep, ...]
     rings: tuple[Ring, ...]
     after: tuple[Statement, ...]
@@ -106,7 +106,7 @@ def producer_names(p: WarpSpecializedKernel) -> set[str]:
     return found
 
 
-def ring_tiles(p: WarpSpecializedKernel) -> Iterator[tuple[Ring, FetchLet]]:
+def ring_tiles(p: WarpSpecializedKernel) -> Iterator[tuple[Ring, DescriptorLoadLet]]:
     """Yield every tile that goes through a ring, with its ring."""
     for ring in p.rings:
         for tile in ring.tiles:

@@ -1,4 +1,4 @@
-"""Plan warp specialization: which nests the Gluon backend takes, and how they are divided into producer, consumers and rings of tiles.
+"""Plan warp specialization: choose the nests that the Gluon backend supports and divide them into producer, consumers and rings of tiles.
 
 By ``ping_pong`` two consumers take whole blocks in turn instead. Where the loop has direct products alone and every block as many steps, one
 multiplies while the other computes on its results and stores them; each hands the tiles of the ring to the other when it has read its own.
@@ -23,15 +23,15 @@ from ...ir.nest import (
     Accumulator,
     Assign,
     Axis,
-    Fetch,
-    FetchLet,
+    DescriptorLoad,
+    DescriptorLoadLet,
+    DescriptorStore,
     Index,
     Kernel,
     Let,
     Local,
     Loop,
     Op,
-    Put,
     Statement,
     Store,
     Tile,
@@ -39,7 +39,8 @@ from ...ir.nest import (
     TileReduce,
     Valued,
     axes_of,
-    is_fetch,
+    is_descriptor_load,
+    statement_kind,
     statements,
 )
 from .legality import check_plan, check_step, in_work, runs_behind
@@ -49,7 +50,7 @@ from .plan import HALF, REGISTERS, LoopStep, Product, Refused, Ring, WarpSpecial
 def plan(kernel: Kernel) -> WarpSpecializedKernel:
     """Plan a kernel in descriptor form. Raises Refused."""
     loops = [s for s in kernel.body if isinstance(s, Loop)]
-    if any(isinstance(s, (Store, Put)) and s.onto for s in statements(kernel.body)):
+    if any(isinstance(s, (Store, DescriptorStore)) and s.onto for s in statements(kernel.body)):
         raise Refused("it adds to a sum in memory")
     if not any(name == "warp_specialize" for loop in loops for name, _ in loop.options):
         raise Refused("no loop has specialize_warps")
@@ -70,7 +71,7 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
     if any(axes_of(s.value) for s in kernel.body[first:last] if isinstance(s, Let)):
         raise Refused("tiles are computed between the loops")
     steps = tuple(_step(s, rows) for s in kernel.body if isinstance(s, Loop))
-    resident = tuple(s for s in before if is_fetch(s))
+    resident = tuple(s for s in before if is_descriptor_load(s))
     promotes = _in_float8(_dots(loops)) and "rdot" not in kernel.approximate
     behind = runs_behind(steps[-1], consumers, rows.tile // (1 if kernel.ping_pong else consumers), promotes)
     found = WarpSpecializedKernel(
@@ -124,7 +125,7 @@ def _in_float8(dots: list[TileDot]) -> bool:
 
 def _is_work(name: str, loops: list[Loop]) -> bool:
     """Return whether a local is computed in a loop rather than loaded."""
-    return any(isinstance(s, Let) and s.name == name and not isinstance(s.value, Fetch) for loop in loops for s in loop.body)
+    return any(isinstance(s, Let) and s.name == name and not isinstance(s.value, DescriptorLoad) for loop in loops for s in loop.body)
 
 
 def _consumers(kernel: Kernel, rows: Axis) -> int:
@@ -156,11 +157,11 @@ def _rows_first(kernel: Kernel, rows: Axis) -> Kernel:
     def one(s: Statement) -> Statement:
         if isinstance(s, Loop):
             return replace(s, body=tuple(one(x) for x in s.body))
-        if isinstance(s, (Let, Accumulator, Assign)) and not is_fetch(s):
+        if isinstance(s, (Let, Accumulator, Assign)) and not is_descriptor_load(s):
             s = replace(s, axes=order(s.axes))
         return replace(s, value=s.value.transform(in_tile)) if isinstance(s, Valued) else s
 
-    loaded = {s.name for s in statements(kernel.body) if is_fetch(s)}
+    loaded = {s.name for s in statements(kernel.body) if is_descriptor_load(s)}
     return replace(kernel, body=tuple(one(s) for s in kernel.body))
 
 
@@ -168,7 +169,7 @@ def _rows_first(kernel: Kernel, rows: Axis) -> Kernel:
 
 
 def _step(loop: Loop, rows: Axis) -> LoopStep:
-    fetches = tuple(s for s in loop.body if is_fetch(s))
+    fetches = tuple(s for s in loop.body if is_descriptor_load(s))
     computed = {s.name for s in loop.body if isinstance(s, Let) and s not in fetches}
     fresh: list[Product] = []
     work: list[Let | Assign] = []
@@ -177,7 +178,7 @@ def _step(loop: Loop, rows: Axis) -> LoopStep:
     direct: list[Product] = []
     for s in loop.body:
         match s:
-            case Index() | Let(_, Fetch()):
+            case Index() | Let(_, DescriptorLoad()):
                 continue
             case Assign(name, axes, Op("+", (older, TileDot() as dot))):
                 product = _product(name, dot, rows)
@@ -190,7 +191,7 @@ def _step(loop: Loop, rows: Axis) -> LoopStep:
             case Let() | Assign():
                 work.append(replace(s, value=_hoist(s, rows, computed, fresh)))
             case _:
-                raise Refused(f"a {type(s).__name__.lower()} inside the loop")
+                raise Refused(f"a {statement_kind(s)} inside the loop")
     step = LoopStep(loop, fetches, tuple(fresh), tuple(work), tuple(moves), tuple(chained), tuple(direct))
     check_step(step)
     return step
@@ -226,7 +227,7 @@ def _product(name: str, dot: TileDot, rows: Axis) -> Product:
 
 def _rings(step: LoopStep) -> tuple[Ring, ...]:
     """Group fetched tiles into rings: tiles that the same products read share one."""
-    found: dict[tuple[frozenset[int], bool], list[FetchLet]] = {}
+    found: dict[tuple[frozenset[int], bool], list[DescriptorLoadLet]] = {}
     products = (*step.fresh, *step.chained, *step.direct)
     for s in step.fetches:
         uses = frozenset(

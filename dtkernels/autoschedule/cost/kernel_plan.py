@@ -1,0 +1,204 @@
+"""Plan the work of one kernel as far as it does not depend on sizes: its loops, reads, products and writes. ``kernel_work.py`` counts it at sizes."""
+
+from __future__ import annotations
+
+from copy import copy
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from .kernel_config import KernelConfig, read_schedule
+from .kernel_work import KernelCount, Work
+from .outline import FuncOutline, Known, Product, Read, paired_terms
+
+if TYPE_CHECKING:
+    from ...codegen.target import Target
+
+
+class Access(NamedTuple):
+    """A read of a kernel: how often it is repeated, and whether the kernel reads the same before."""
+
+    read: Read
+    around: tuple[str, ...]  #: loops that repeat it
+    whole: tuple[str, ...]  #: blocked labels that it runs over whole
+    looped: bool  #: whether a loop advances it
+    again: bool
+    internal: bool  #: of a Func that another kernel writes
+    sweeps: int  #: loops, one after another, that each make the product it is an operand of
+
+
+class KernelPlan:
+    """The parts of a kernel's work that do not depend on sizes."""
+
+    def __init__(self, config: KernelConfig, known: Known, aligned: frozenset[str], fused: frozenset[str] = frozenset()):
+        self.config, self.known, self.aligned = config, known, aligned | frozenset(config.staged)
+        own = known.funcs.get(config.func) or known.outline.funcs[-1]
+        self.blocks, self.tiles = dict(config.blocks), config.all_of("tiles")
+        self.members: list[tuple[FuncOutline, str]] = [(own, "")]
+        self.members += [(known.funcs[f], loop) for f, loop in config.members if f in known.funcs]
+        self.root = own
+        self.split = self._split_labels(config)
+        for func, _ in self.members:  # what is fused elsewhere and not written is computed here once more
+            again = [r.tensor for r in func.reads if r.tensor in fused and all(r.tensor != m.name for m, _ in self.members)]
+            self.members += [(known.funcs[name], own.reduced[-1] if own.reduced else "") for name in dict.fromkeys(again)]
+        domain = dict.fromkeys((*own.labels, *own.reduced, *(r for f, _ in self.members for r in f.reduced), *self.blocks))
+        domain |= dict.fromkeys(x for f, _ in self.members for x in f.labels if x not in known.aliases)
+        self.domain = tuple(domain)
+        self.order = self._order()
+        self.products = [(p, self._recompute_loops(f, loop), self._whole(f), self._sweeps(f)) for f, loop in self.members for p in f.products]
+        self.paired = len(self.products) > 1 and len({p.reduced for p, *_ in self.products}) == 1
+        self.passes = self._passes()
+        self.arithmetic = [(*a, len(self.passes[f.name]), paired_terms(f)) for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
+        self.accesses = self._accesses()
+        self.writes = [f for f, _ in self.members if f is own or f.name in config.written or f.name in known.outputs]
+        self.scattered = self._scattered(self.blocks)
+        self.apart = self._split_apart()
+        self.bounded = frozenset(x for f, _ in self.members for x in f.bounded)
+        self.loops = list(dict.fromkeys([((*f.labels, *nest), self._whole(f)) for f, _ in self.members for nest in _nests(f)]))
+        self.results = list(dict.fromkeys([f.labels if f.products else (*f.labels, *f.reduced) for f, _ in self.members if f.products or not self.products]))
+
+    @staticmethod
+    def form(config: KernelConfig) -> tuple:
+        """Return all of a kernel's choices that its plan depends on, but for sizes."""
+        blocks, tiles, parts = (tuple([(x, bool(n)) for x, n in sizes]) for sizes in (config.blocks, config.tiles, config.split))
+        return blocks, tiles, parts, config.order, config.staged, config.aligns, config.unrolled
+
+    def resized(self, config: KernelConfig) -> KernelPlan:
+        """Return the plan of a kernel of the same form and of other sizes."""
+        plan = copy(self)
+        plan.config, plan.blocks, plan.tiles, plan.split = config, dict(config.blocks), config.all_of("tiles"), self._split_labels(config)
+        plan.scattered = self._scattered(plan.blocks)
+        return plan
+
+    def _split_labels(self, config: KernelConfig) -> dict[str, int]:
+        """Return the labels of sums that several programs share, and in how many parts; 0 for one part a block."""
+        return config.all_of("split") | {x: 0 for x, _ in config.blocks if x not in self.root.labels}
+
+    def _scattered(self, blocks: dict[str, int]) -> frozenset[str]:
+        """Return the labels whose blocks reach over groups."""
+        apart = ((x, by) for f, _ in self.members for r in f.reads for x, by in r.labels if by > 1 and x in blocks and any((x, 1) in o.labels for o in f.reads))
+        return frozenset([x for x, by in apart if by % blocks[x]])
+
+    def _split_apart(self) -> int:
+        """Return the loops of split sums beside which the kernel's own Func is no sum: the last merge goes on to write along the split label."""
+        labels = {*self.split} - {*self.root.reduced}
+        return len({at for f, _ in self.members if labels & {*f.reduced} for at in self.passes[f.name]})
+
+    def _order(self) -> tuple[tuple[str, int, bool], ...]:
+        """Return the steps of the grid, slowest first: (label, group, whether it counts groups)."""
+        groups = {inner: (label, g) for label, inner, g in self.config.order if g}
+        found = []
+        for label, _, group in self.config.order:
+            if group:
+                found.append((label, group, True))
+            elif label in self.blocks:
+                found.append((label, 0, False))
+            elif label in groups:
+                found.append((*groups[label], False))
+        return tuple([*((x, 0, False) for x in self.blocks if all(x != f[0] for f in found)), *found])
+
+    def _recompute_loops(self, func: FuncOutline, loop: str) -> tuple[str, ...]:
+        """Return labels of the root whose loops run around a fused Func that lacks them: it is computed again in each iteration."""
+        loop = loop.rpartition(".")[2]
+        if not loop:
+            return ()
+        labels = self.root.labels
+        upto = labels.index(loop) + 1 if loop in labels else len(labels)
+        return tuple([x for x in labels[:upto] if x not in func.labels and x not in func.reduced])
+
+    def _whole(self, func: FuncOutline) -> tuple[str, ...]:
+        """Return the labels that a fused Func adds over and the grid cuts: each program runs over all of them."""
+        apart = func is self.root or func.name in self.config.parted or func.name in self.config.added
+        return () if apart else tuple([x for x in func.reduced if x in self.blocks and x not in self.split])
+
+    def _sweeps(self, func: FuncOutline) -> int:
+        """Return how many loops, one after another, make the product ``func``: each sum or maximum along it, unless it shares the loop of another."""
+        along = {*func.labels} - {*self.root.labels}
+        over = [(f, loop) for f, loop in self.members if f is not func and along & {*f.reduced}]
+        return max(1, sum(loop.rpartition(".")[2] not in f.reduced for f, loop in over)) if func.products else 1
+
+    def _arithmetic(self, func: FuncOutline, loop: str) -> tuple[tuple[str, ...], int, int, tuple[str, ...], tuple[str, ...]]:
+        """Return (labels, special functions, other arithmetic, loops around, labels run over whole). Products add up by themselves."""
+        labels = func.labels if func.products else tuple(dict.fromkeys((*func.labels, *func.reduced)))
+        return labels, func.heavy, func.light + (0 if func.products else len(func.reduced)), self._recompute_loops(func, loop), self._whole(func)
+
+    def _accesses(self) -> tuple[Access, ...]:
+        inside, seen, found = {f.name for f, _ in self.members}, set(), []
+        tensors = set()
+        for func, loop in self.members:
+            for read, at in ((r, at) for r in func.reads for at in self.passes[func.name]):
+                looped = any(x not in self.blocks and self.tiles.get(x, 1) for x, _ in read.labels) or bool(self._whole(func))
+                place = (read.tensor, read.labels, "" if not looped else at)
+                if read.tensor in inside or place in seen:
+                    continue
+                seen.add(place)
+                around = tuple(dict.fromkeys((*self._recompute_loops(func, loop), *self._enclosing(func, read))))
+                found.append(Access(read, around, self._whole(func), looped, read.tensor in tensors, read.tensor in self.known.funcs, self._sweeps(func)))
+                tensors.add(read.tensor)
+        return tuple(found)
+
+    def _passes(self) -> dict[str, tuple[str, ...]]:
+        """Return the loops in which each Func is computed, by the Func whose loop it is.
+
+        What is added up where another one is shares its loop. What others are made from element by element is computed where those are.
+        """
+        apart = {f.name: loop.partition(".") for f, loop in self.members if f.reduced and f is not self.root}
+        found: dict[str, tuple[str, ...]] = {f.name: (loop if loop in self.root.reduced or loop in f.reduced else f.name,) for f, loop in self.members}
+        if self.products:
+            return found
+
+        def own(name: str) -> str:
+            if name not in apart:
+                return self.root.name
+            consumer, dot, label = apart[name]
+            return own(consumer) if dot and label in self.known.funcs[name].reduced else self.root.name if consumer in self.root.reduced else name
+
+        def places(name: str) -> dict[str, None]:
+            if name in apart or name == self.root.name:
+                return {own(name): None}
+            kept, rank = name in self.config.written or name in self.known.outputs, len(self.known.funcs[name].labels)
+            reads = [(f.name, len(r.labels)) for f, _ in self.members for r in f.reads if r.tensor == name and f.name != name]
+            whole = dict.fromkeys([reader for reader, labels in reads if labels >= rank])  # others read the elements that data picks
+            return ({own(name): None} if kept or not reads else {}) | {at: None for reader in whole for at in places(reader)}
+
+        return {f.name: tuple(places(f.name)) for f, _ in self.members}
+
+    def _enclosing(self, func: FuncOutline, read: Read) -> tuple[str, ...]:
+        """Return the loops around a read that do not advance it, outside of one that does."""
+        own = {x for x, _ in read.labels}
+        nest = next((nest for nest in _nests(func) if own & {*func.reduced} <= {*nest}), func.reduced)
+        loops = [*func.labels, *nest]
+        last = max((i for i, x in enumerate(loops) if x in own and self.tiles.get(x, 1) and x not in self.blocks), default=-1)
+        return tuple([x for x in loops[: last + 1] if x not in own])
+
+    def crossed(self, product: Product) -> list[str]:
+        """Return the labels of a product's columns along which an operand lies contiguous."""
+        labels, columns = self.root.labels, product.columns
+        if product.rows and columns and product.rows[-1] in labels and columns[-1] in labels and labels.index(product.rows[-1]) > labels.index(columns[-1]):
+            columns = product.rows  # the product comes out transposed
+        return [x for a in self.accesses if {x for x, _ in a.read.labels} & {*product.reduced} for x in a.read.last if x in columns]
+
+    def at(self, sizes: dict[str, int], itemsize: int, target: Target, live: float) -> Work:
+        """Return the work at ``sizes``, for inputs and products of ``itemsize`` bytes an element. ``live``: registers of an element of a tile of rows."""
+        return KernelCount(self, sizes, itemsize, target).work(live)
+
+
+def _nests(func: FuncOutline) -> tuple[tuple[str, ...], ...]:
+    """Return the labels that each nest of loops of a Func adds over: products of different sums run one after another."""
+    found = tuple(dict.fromkeys(p.reduced for p in func.products))
+    apart = len(found) > 1 and {x for nest in found for x in nest} == {*func.reduced} and sum(map(len, found)) == len(func.reduced)
+    return found if apart else (func.reduced,)
+
+
+@lru_cache(maxsize=4096)
+def plans(schedule: str, known: Known) -> tuple[KernelPlan, ...]:
+    """Return the plan of each kernel of a schedule."""
+    read = read_schedule(schedule)
+    written = {f for k in read.kernels for f in k.written} | read.outputs
+    sums = {f for k in read.kernels for f in (*k.parted, *k.added)}
+    aligned = frozenset([c.func for k in read.kernels for c in k.choices() if c.aligned] + [t for k in read.kernels for t in k.aligns])
+    kernels = [k for k in read.kernels if "" in known.funcs or (k.func in known.funcs and k.func not in sums)]
+    fused = frozenset([f for k in read.kernels for f, _ in k.members if f in known.funcs and f not in written and f not in known.outputs])
+    return tuple([_plan(k, known, aligned, fused) for k in kernels])
+
+
+_plan = lru_cache(maxsize=4096)(KernelPlan)  # schedules share kernels

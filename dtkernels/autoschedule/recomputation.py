@@ -1,0 +1,74 @@
+"""Decide whether a Func is worth a kernel of its own: what fusing it into another kernel would compute again."""
+
+from __future__ import annotations
+
+import math
+
+from ..lang import expr as ex
+from ..lang.schedule_checks import reduction_labels
+from .problem import WHOLE_SIDE, SchedulingProblem
+from .rules.gemm_row_reduction import reduces_beyond_tiles, reduces_products, sweep_underfills_gpu
+from .rules.reduction import WHOLE_COLUMN
+from .rules.sibling_gemms import sum_needs_own_kernel
+
+FEW = 8  #: terms of a sum that every block may add up for itself
+BLOCK = 4096  #: elements of a block of rows
+
+
+def recompute_is_costly(shape: SchedulingProblem, func: str, root: str) -> bool:
+    """Return whether fusing ``func`` recomputes too much.
+
+    A matrix product would be recomputed for every block of a label that it lacks, or computed by too few programs; a sum
+    would be recomputed for every block or step.
+    """
+    missing = [label for label in shape.algorithm[root].labels if label not in shape.algorithm[func].labels]
+    if reduces_products(shape, func) and reduces_beyond_tiles(shape, func, root):
+        return True
+    if not shape.dots(func):
+        return _recomputes_sum(shape, func, root, tuple(label for label in missing if not shape.is_short(label)))  # one block has all of a short one
+    if shape.underfills_gpu(func, root) or sweep_underfills_gpu(shape, func, root) or _is_scattered(shape, func, root):
+        return True
+    return any(shape.sizes[label] > WHOLE_SIDE for label in missing) and not shape.holds_chain(func, root)
+
+
+def _recomputes_sum(shape: SchedulingProblem, func: str, root: str, missing: tuple[str, ...]) -> bool:
+    """Return whether blocks or steps of ``root`` would recompute the sum ``func``.
+
+    Either it runs along no label or loop of ``root``, and each block would add up all terms; or it runs down columns that
+    ``root`` is written along, too long to hold, and each step would add them up.
+    """
+    over, own = reduction_labels(shape.algorithm, func), shape.algorithm[root].labels
+    if _leaves_few_programs(shape, func, root) or over and _is_read_in_windows(shape, func, root):
+        return True
+    if missing and (sum_needs_own_kernel(shape, func, root, missing) or shape.tells_bounds(func) and (_elements(shape, missing) > WHOLE_SIDE or _elements(shape, over) > BLOCK)):
+        return True
+    if set(over) & set(own):
+        return own[-1] not in over and _elements(shape, over) > WHOLE_COLUMN
+    terms, others = _elements(shape, over), _elements(shape, missing)
+    return not set(over) & set(reduction_labels(shape.algorithm, root)) and terms > FEW and others > 1 and terms * others > BLOCK
+
+
+def _is_read_in_windows(shape: SchedulingProblem, func: str, root: str) -> bool:
+    """Return whether the kernel of ``root`` reduces windows of ``func``, which would be recomputed at each position of each window."""
+    for g in shape.algorithm.needed_by((root,)):
+        reduced = set(reduction_labels(shape.algorithm, g))
+        places = (i for a in ex.accesses(shape.algorithm[g].expr) if a.tensor == func for i in a.index if not isinstance(i, ex.Label))
+        if any(ex.free_labels(i) & reduced and ex.free_labels(i) - reduced for i in places):
+            return True
+    return False
+
+
+def _leaves_few_programs(shape: SchedulingProblem, func: str, root: str) -> bool:
+    """Return whether programs of ``root`` are too few for the GPU and each would compute many long sums ``func`` one after another."""
+    programs, sums = _elements(shape, shape.algorithm[root].labels), _elements(shape, shape.algorithm[func].labels)
+    return _elements(shape, reduction_labels(shape.algorithm, func)) >= BLOCK and 2 * programs <= shape.target.multiprocessors and sums >= 8 * programs
+
+
+def _is_scattered(shape: SchedulingProblem, func: str, root: str) -> bool:
+    """Return whether neighbours in ``root`` read ``func`` far apart or read one element, at remainders and quotients: no tile of it serves a tile of ``root``."""
+    read = [a for f in shape.algorithm.needed_by((root,)) for a in ex.accesses(shape.algorithm[f].expr) if a.tensor == func]
+    return any(isinstance(n, ex.Binary) and n.op in "%/" for a in read for i in a.index for n in i.walk())
+
+
+def _elements(shape: SchedulingProblem, labels: tuple[str | None, ...]) -> int:
+    return math.prod(shape.sizes.get(label, 1) if label else 1 for label in labels)
