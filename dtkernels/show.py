@@ -148,7 +148,8 @@ class Subject:
     def _same_extents(self, algorithm: Algorithm) -> dict[str, int]:
         """Return the extents of the backward's labels: from the same label of the forward, a tied label, or a forward input."""
         forward = self.written_bound
-        shapes = input_shapes(forward, self.forward_sizes, scalar_values(forward, self.scalars))
+        tied = {x: n for label, n in self.forward_sizes.items() for x in forward.tied_labels(label)}  # labels that the algebra unified
+        shapes = input_shapes(forward, tied | self.forward_sizes, scalar_values(forward, self.scalars))
         found = {}
         for label in algorithm.labels:
             group = [label, *sorted(algorithm.tied_labels(label))]

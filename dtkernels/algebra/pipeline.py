@@ -20,11 +20,11 @@ from ..lang.schedule import Bare, FuseAt, Fused, Primitive, Program, Schedule, h
 from .rules.canonicalize import (
     conditions_to_numbers,
     drop_detach,
+    extract_equal_products,
     extract_nested_reductions,
     extract_reductions_for_gradient,
     fold_invariant_reductions,
     mean_to_sum,
-    sums_to_matrix_products,
 )
 from .rules.center_moments import center_moments
 from .rules.constant_folding import bind_parameters, drop_unused, fold_constants, keep_extents
@@ -34,10 +34,14 @@ from .rules.exponentials.max_subtraction import move_masks_into_exponentials, su
 from .rules.exponentials.row_values import extract_row_values
 from .rules.exponentials.shift_degree import Degree, degree
 from .rules.exponentials.sum_exp_addends import extract_sum_exp_addends
-from .rules.factor_hoisting import hoist_invariant_factors
+from .rules.factor_hoisting import hoist_invariant_factors, hoist_row_factors
+from .rules.indices.phases import separate_phases
+from .rules.indices.remainders import pick_remainders
+from .rules.indices.shared_groups import share_groups
 from .rules.label_unification import unify_labels
-from .rules.phases import separate_phases
-from .rules.product_columns import sum_product_operands
+from .rules.products.product_columns import sum_product_operands
+from .rules.products.product_elements import make_picked_elements, sum_rows_first
+from .rules.products.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from .rules.scans import extract_scans
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
 from .rules.unit_labels import drop_unit_labels
@@ -73,25 +77,33 @@ RULES = (
     Rule("mean_to_sum", lambda a, c: mean_to_sum(a), "rewrite means as sums divided by an extent"),
     Rule("conditions_to_numbers", lambda a, c: conditions_to_numbers(a), "rewrite reductions of conditions as those of ones and zeros"),
     Rule("tanh_to_sigmoid", lambda a, c: tanh_to_sigmoid(a), "rewrite 1 + tanh(a) as 2 * sigmoid(2 * a)"),
+    Rule("pick_remainders", lambda a, c: pick_remainders(a), "replace labels that a condition on a remainder decides by their values", unscheduled_only=True),
     Rule("center_moments", lambda a, c: center_moments(a, c.outputs, c.inline), "compute variances and covariances from deviations"),
     Rule("hoist_invariant_factors", lambda a, c: hoist_invariant_factors(a, c.outputs, c.inline), "hoist factors out of sums they do not depend on"),
+    Rule("share_groups", lambda a, c: share_groups(a, c.outputs), "reduce once for a group what depends on an index by its group alone", unscheduled_only=True),
     Rule("sum_product_operands", lambda a, c: sum_product_operands(a, c.outputs), "sum an operand where only sums of a product are read", unscheduled_only=True),
     Rule("fold_invariant_reductions", lambda a, c: fold_invariant_reductions(a), "evaluate reductions over a label that their terms lack"),
     Rule("sums_to_matrix_products", lambda a, c: sums_to_matrix_products(a), "rewrite sums of products of two inputs as rdot", unscheduled_only=True),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
     Rule("unify_labels", lambda a, c: unify_labels(a), "give labels that index one dimension one name", unscheduled_only=True),
-    Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func", unscheduled_only=True),
+    Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a, invariant=True), "give a reduction inside another, or without a label of its Func, its own", unscheduled_only=True),
     Rule("extract_sum_exp_addends", lambda a, c: extract_sum_exp_addends(a), "give what is added to a sum of exponentials its own Func"),
     Rule("move_masks_into_exponentials", lambda a, c: move_masks_into_exponentials(a, c.outputs), "rewrite a masked exp as exp of -inf where masked"),
 )
 
 #: the rules that follow where the algorithm is lowered
 LOWERING_RULES = (
+    Rule("hoist_row_factors", lambda a, c: hoist_row_factors(a, c.outputs), "hoist factors made of sums of rows out of sums of these rows", unscheduled_only=True),
     Rule("group_products", lambda a, c: group_products(a), "rewrite products with slices that data picks as sums over the slices", unscheduled_only=True),
     Rule("bound_picked_sums", lambda a, c: bound_picked_sums(a), "bound sums over the elements that data picks by the first and the last of them", unscheduled_only=True),
     Rule("extract_row_values", lambda a, c: extract_row_values(a), "name values of rows that another sum adds up", unscheduled_only=True),
     Rule("subtract_maxima", lambda a, c: subtract_maxima(a, c.outputs), "subtract the maximum from arguments of exp where it cancels"),
+    Rule("nest_contractions", lambda a, c: nest_contractions(a), "sum two factors first where several labels are summed over", unscheduled_only=True),
+    Rule("sums_to_float32_products", lambda a, c: sums_to_float32_products(a), "rewrite sums of products of computed factors as rdot in float32", unscheduled_only=True),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
+    Rule("extract_equal_products", lambda a, c: extract_equal_products(a), "give a product that a definition has more than once its own Func", unscheduled_only=True),
+    Rule("make_picked_elements", lambda a, c: make_picked_elements(a, c.outputs), "make the elements that are picked of a product by themselves", unscheduled_only=True),
+    Rule("sum_rows_first", lambda a, c: sum_rows_first(a, c.outputs), "sum rows of a product before its columns", unscheduled_only=True),
     Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),
     Rule("fold_constants", lambda a, c: _fold_constants(a, c), "do arithmetic on constants and remove what no output needs"),
 )

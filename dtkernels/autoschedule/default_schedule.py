@@ -45,7 +45,7 @@ from .rules.sibling_gemms import loads_sum_operands
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
 from .stored_elements import feeds_another_output, is_compared_for_equality, products_of_outputs, stored_elements, with_stored_outputs
-from .stored_operands import computed_operand_slowdown, stored_operands
+from .stored_operands import computed_operand_slowdown, operand_with_rows, stored_operands, sums_held_rows
 
 STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
@@ -332,7 +332,9 @@ class _Fusion:
         ``stored``: products whose rows are reduced have kernels of their own, with what is made of them element by element.
         ``rows``: outputs without products are computed where others are made from them, or from what they are made from, in rows held whole."""
         shared = shared_passes(self.shape) if passing else ()
-        joined = {} if self.scans or apart else fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
+        joined = {} if apart else fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
+        walked = {*self.scans, *(scan_consumer(self.shape, f) for f in self.scans)}  # kernels that run along a label
+        joined = {o: place for o, place in joined.items() if not {o, place[0]} & walked}
         within = within and 0 not in self.sizes.values()
         if beside:
             joined = {o: place for o, place in joined.items() if not {o, place[0]} & products_of_outputs(self.shape)}
@@ -354,13 +356,16 @@ class _Fusion:
             roots = set().union(*(hosts.get(u, {u}) for u in users))
             if d.name in used and (len(roots) != 1 or d.name in roots or not in_rows(self.shape, d.name, *roots)):
                 continue
+            if (operand := operand_with_rows(self.shape, d.name, self.stored)) and roots != {operand}:
+                found, hosts[d.name] = [*found, Bare(d.name, "store"), FuseAt(d.name, "fuse_at", (operand, d.labels[-1]))], {operand}
+                continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
             again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not is_compared_for_equality(self.algorithm, d.name)
             apart_by_way = d.name in self.stored or stored and feeds_row_reduction(self.shape, d.name)
             again = again and not apart_by_way and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
             place = self._fusion_point(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}
-            if not place and streaming and (root := self._row_reduction_to_join(d.name, roots)):
+            if not place and streaming and (root := self._row_reduction_to_join(d.name, roots, hosts)):
                 hosts[d.name] = {root}
                 found += [Bare(d.name, "store"), FuseAt(d.name, "fuse_at", (root, reduction_labels(self.algorithm, root)[-1]))]
             elif not place and storing and (root := self._consumer_to_join(d.name, roots)):
@@ -422,11 +427,12 @@ class _Fusion:
     def _is_reread_operand(self, func: str, roots: set[str]) -> bool:
         """Return whether large products reread the operand ``func`` for each of their blocks; it then gets a kernel of its own.
 
-        ``func`` is made of inputs and of products that other kernels make.
+        ``func`` is made of inputs, of products that other kernels make, and of sums of its own rows.
         """
-        made = [f for f in self.algorithm.needed_by((func,)) if f != func and (self.shape.dots(f) or reduction_labels(self.algorithm, f))]
-        if self.shape.dots(func) or reduction_labels(self.algorithm, func) or not all(map(self.shape.dots, made)):
+        reduced = {f: bool(self.shape.dots(f)) for f in self.algorithm.needed_by((func,)) if reduction_labels(self.algorithm, f)}
+        if func in reduced or not all(product or sums_held_rows(self.shape, f, func) for f, product in reduced.items()):
             return False
+        made = [f for f, product in reduced.items() if product]
         for root in roots & set(self.algorithm.funcs):
             elsewhere = all(recompute_is_costly(self.shape, f, root) and not self.shape.underfills_gpu(f, root) for f in made)
             taken = any(rows.tensor == func for dot in self.shape.dots(root) for s in (dot.left, dot.right) if (rows := rows_of(s)))
@@ -465,13 +471,13 @@ class _Fusion:
             return any(recomputes_product_rows(self.shape, f, root, (func,)) for f in self.algorithm.needed_by((root,)) if f != root)
         return recomputes_product_rows(self.shape, func, root, [f for f in products if self._is_recomputed(f)])
 
-    def _row_reduction_to_join(self, func: str, roots: set[str]) -> str | None:
+    def _row_reduction_to_join(self, func: str, roots: set[str], hosts: dict[str, set[str]]) -> str | None:
         """Return the first of ``roots`` to run that reduces the same rows: of an input, or of a product that is recomputed wherever it is read."""
         order = [f for f in self.algorithm.needed_by(self.outputs) if f in roots]
         same = self._same_iteration_space(func, order[0]) and any(a.tensor == func for a in ex.accesses(self.algorithm[order[0]].expr))
         both = (*self.algorithm[func].labels, *reduction_labels(self.algorithm, func))
         read = inputs_at(self.shape, func, both) & inputs_at(self.shape, order[0], both) and not any(map(self.shape.dots, (func, order[0])))
-        return order[0] if same and (read or self._reduces_product_rows(func, {}, order[0])) else None
+        return order[0] if same and (read or self._reduces_product_rows(func, hosts, order[0])) else None
 
     def _reduces_product_rows(self, func: str, hosts: dict[str, set[str]], root: str) -> bool:
         """Return whether ``func`` reduces rows of a product that is computed where it is read: in ``root`` or elsewhere."""

@@ -83,6 +83,13 @@ class SchedulingProblem:
         fed = self.algorithm.needed_by(tuple(a.tensor for side in sides for a in ex.accesses(side) if a.tensor in self.algorithm))
         return not set(fed) & set(products) and all(set(self.algorithm[m].labels) == set(self.algorithm[root].labels) for m in products)
 
+    def tells_bounds(self, func: str) -> bool:
+        """Return whether ``func`` tells between which elements of a label that it reduces others reduce: each block, and each step, would look at all of them."""
+        over = set(reduction_labels(self.algorithm, func))
+        tests = (n for d in self.algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS)
+        sides = (pair for t in tests for pair in ((t.left, t.right), (t.right, t.left)))
+        return any(isinstance(a, ex.Access) and a.tensor == func and isinstance(b, ex.Label) and b.name in over for a, b in sides)
+
     def holds_chain(self, func: str, root: str) -> bool:
         """Return whether a product feeds another through an intermediate narrow enough to hold whole."""
         carried = [label for label in reduction_labels(self.algorithm, root) if label in self.algorithm[func].labels]

@@ -40,7 +40,7 @@ def _recomputes_sum(shape: SchedulingProblem, func: str, root: str, missing: tup
     over, own = reduction_labels(shape.algorithm, func), shape.algorithm[root].labels
     if _leaves_few_programs(shape, func, root) or over and _is_read_in_windows(shape, func, root):
         return True
-    if missing and (sum_needs_own_kernel(shape, func, root, missing) or _bounds_loop(shape, func, missing)):
+    if missing and (sum_needs_own_kernel(shape, func, root, missing) or shape.tells_bounds(func) and (_elements(shape, missing) > WHOLE_SIDE or _elements(shape, over) > BLOCK)):
         return True
     if set(over) & set(own):
         return own[-1] not in over and _elements(shape, over) > WHOLE_COLUMN
@@ -62,16 +62,6 @@ def _leaves_few_programs(shape: SchedulingProblem, func: str, root: str) -> bool
     """Return whether programs of ``root`` are too few for the GPU and each would compute many long sums ``func`` one after another."""
     programs, sums = _elements(shape, shape.algorithm[root].labels), _elements(shape, shape.algorithm[func].labels)
     return _elements(shape, reduction_labels(shape.algorithm, func)) >= BLOCK and 2 * programs <= shape.target.multiprocessors and sums >= 8 * programs
-
-
-def _bounds_loop(shape: SchedulingProblem, func: str, missing: tuple[str, ...]) -> bool:
-    """Return whether ``func`` tells between which elements of a label that it reduces others reduce: each block would look at all of them."""
-    over = set(reduction_labels(shape.algorithm, func))
-    if _elements(shape, missing) <= WHOLE_SIDE:
-        return False
-    tests = (n for d in shape.algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS)
-    sides = (pair for t in tests for pair in ((t.left, t.right), (t.right, t.left)))
-    return any(isinstance(a, ex.Access) and a.tensor == func and isinstance(b, ex.Label) and b.name in over for a, b in sides)
 
 
 def _is_scattered(shape: SchedulingProblem, func: str, root: str) -> bool:

@@ -10,10 +10,13 @@ import math
 from collections.abc import Iterable
 
 from ..algebra.operand_types import OperandTypes, rows_of
+from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
 from ..lang.algorithm import operand_names
+from ..lang.schedule_checks import reduction_labels
 from .memory_limit import SHORTEST, memory_limit
 from .problem import WHOLE_SIDE, SchedulingProblem
+from .rules.reduction import ROW_LIMIT
 
 IN_LOOP = 1.8  #: the time of such loops relative to what is predicted, where those that are stored take theirs: 1.4 to 5 times on an H100
 NARROW = ("int8", "uint8", *ex.FLOAT8)  #: dtypes that are converted beside operands of 16 or 32 bits
@@ -79,3 +82,26 @@ def _has_room(shape: SchedulingProblem, operand: ex.Expr) -> bool:
     """Return whether the stored operand, or a piece of it that products fill the GPU with, is within the memory limit."""
     limit, sizes = memory_limit(), sorted(shape.sizes[label] for label in ex.free_labels(operand))
     return not limit or shape.itemsize * math.prod((*sizes[:-1], min(sizes[-1], SHORTEST))) <= limit
+
+
+def sums_held_rows(shape: SchedulingProblem, func: str, host: str) -> bool:
+    """Return whether ``func`` reduces rows of elements such as ``host`` is made of one by one, short enough for its kernel to hold."""
+    own, over = shape.algorithm[func].labels, reduction_labels(shape.algorithm, func)
+    held = math.prod(next_power_of_two(shape.sizes[x]) for x in over) <= ROW_LIMIT
+    return bool(over) and held and (*own, *over) == shape.algorithm[host].labels and not shape.dots(func)
+
+
+def operand_with_rows(shape: SchedulingProblem, func: str, operands: Iterable[str]) -> str | None:
+    """Return the first of ``operands``, which have kernels of their own, whose kernel can sum rows for ``func`` as well and store the sums: both read the same elements."""
+    for operand in sorted(operands):
+        read = [_read_in_rows(shape, f, shape.algorithm[operand].labels) for f in (func, operand)]
+        waits = operand in shape.algorithm.needed_by((func,)) or not shape.algorithm[func].labels
+        if not waits and read[0] & read[1] and sums_held_rows(shape, func, operand) and not list(ex.reductions(shape.algorithm[operand].expr)):
+            return operand
+    return None
+
+
+def _read_in_rows(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> set[str]:
+    """Return the tensors of which ``func`` is made that are read at every element of ``labels``, the last of which lies contiguous."""
+    every = (a for f in shape.algorithm.needed_by((func,)) for a in ex.accesses(shape.algorithm[f].expr))
+    return {a.tensor for a in every if set(labels) <= ex.free_labels(a) and a.index[-1:] == (ex.Label(labels[-1]),)}

@@ -35,3 +35,40 @@ def resolve_names(program: Program) -> Program:
 def _declared(algorithm: Algorithm) -> str:
     groups = (("labels", algorithm.labels), ("scalars", algorithm.scalars), ("parameters", tuple(n for n, _ in algorithm.params)))
     return "; ".join(f"{word} {', '.join(names)}" for word, names in groups if names) or "nothing is declared"
+
+
+def rename_nested_labels(algorithm: Algorithm) -> Algorithm:
+    """Give a reduction inside another one that binds the same label a label of its own, which has the same extent.
+
+    Only where the outer one's terms have the label themselves: else nothing is left for it to run over, which checks refuse.
+    """
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels, *(name for name, _ in algorithm.params)}
+    renamed: list[tuple[str, str]] = []
+
+    def of(node: ex.Expr, bound: frozenset[str]) -> ex.Expr:
+        if not isinstance(node, (ex.Reduce, ex.Dot)):
+            return node.rebuild(lambda child: of(child, bound))
+        own = frozenset(node.labels)
+        inside = {label for child in node.children() for label in ex.free_labels(child)}
+        changed = node.rebuild(lambda child: of(child, bound | own & inside))
+        names = {}
+        for label in dict.fromkeys(x for x in node.labels if x in bound):
+            names[label] = next(n for i in range(2, len(taken) + 3) if (n := f"{label}_{i}") not in taken)
+            taken.add(names[label])
+            renamed.append((names[label], label))
+        own_names: dict[str, ex.Expr] = {x: ex.Label(n) for x, n in names.items()}
+        changed = changed.rebuild(lambda child: ex.substitute(child, own_names)) if names else changed
+        return replace(changed, labels=tuple(names.get(x, x) for x in node.labels))  # type: ignore[call-arg]
+
+    definitions = tuple(replace(d, expr=of(d.expr, frozenset())) for d in algorithm.definitions)
+    if not renamed:
+        return algorithm
+    extents = tuple((new, tensor, n) for new, old in renamed for label, tensor, n in algorithm.extents if label == old)
+    formulas = tuple((new, e) for new, old in renamed for label, e in algorithm.formulas if label == old)
+    return replace(
+        algorithm,
+        definitions=definitions,
+        rvars=(*algorithm.rvars, *(new for new, _ in renamed)),
+        extents=(*algorithm.extents, *extents),
+        formulas=(*algorithm.formulas, *formulas),
+    )

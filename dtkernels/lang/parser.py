@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +13,7 @@ from .checks import check_program
 from .errors import DTError, Position
 from .hints import call_hint, token_hint
 from .lexer import Places, Token, tokens
-from .name_resolution import resolve_names
+from .name_resolution import rename_nested_labels, resolve_names
 from .schedule import PRIMITIVES, Argument, Grouped, Named, Primitive, Program, Schedule, Share, Sized
 
 _DECLARATIONS = {"Func": "funcs", "In": "inputs", "SIn": "scalars", "Var": "vars", "RVar": "rvars"}
@@ -28,6 +29,7 @@ def parse(text: str, source: str = "<string>", places: Places | None = None) -> 
     try:
         parser = _Parser(text, source, places)
         program = resolve_names(parser.program())
+        program = replace(program, algorithm=rename_nested_labels(program.algorithm))
         check_program(program, {**parser.declared_at, "": start})
     except RecursionError:
         raise DTError("an expression is nested too deeply", at=start) from None

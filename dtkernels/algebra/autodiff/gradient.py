@@ -18,7 +18,7 @@ from ..rules.center_moments import cancel_deviations
 from ..rules.condition_folding import fold_condition
 from ..rules.data_index.grouped_products import labels_without_data
 from ..rules.func_cse import merge_equal_funcs
-from ..rules.operand_cse import merge_equal_operands
+from ..rules.products.operand_cse import merge_equal_operands
 from ..smart_constructors import ZERO, add_with_common_factors, is_zero, negate, simplify, where
 from .centered_weights import center_weights, inline_scores, name_scores
 from .chained_products import inner_products, with_named_products

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from ...lang import expr as ex
@@ -81,28 +82,8 @@ def fold_invariant_reductions(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
-def sums_to_matrix_products(algorithm: Algorithm) -> Algorithm:
-    """Rewrite a sum of products of two inputs as a matrix product, where each input has a label that the other lacks.
-
-    Before: ``f[x, y] = rsum(A[x, k] * B[k, y], k);``  After: ``f[x, y] = rdot(A[x, k], B[k, y], k);``
-
-    Only inputs qualify: a matrix product would round a computed operand to the inputs' dtype.
-    """
-
-    def change(node: ex.Expr) -> ex.Expr:
-        match node:
-            case ex.Reduce("sum", ex.Binary("*", ex.Access() as a, ex.Access() as b), labels):
-                left, right = ex.free_labels(a), ex.free_labels(b)
-                if {a.tensor, b.tensor} <= floating and set(labels) <= left & right and left - right and right - left:
-                    return ex.Dot(a, b, labels, pos=node.pos)
-        return node
-
-    floating = set(algorithm.inputs) - algorithm.integer_inputs()
-    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
-
-
-def extract_nested_reductions(algorithm: Algorithm) -> Algorithm:
-    """Give a reduction its own Func if it is inside the argument of another or runs over a label of its Func.
+def extract_nested_reductions(algorithm: Algorithm, invariant: bool = False) -> Algorithm:
+    """Give a reduction its own Func if it is inside the argument of another or runs over a label of its Func; with ``invariant`` also if it lacks one.
 
     Before: ``y[x] = rsum(exp(rdot(A[x, k], B[k, l], k)), l);``
     After:  ``y_dot[x, l] = rdot(A[x, k], B[k, l], k);  y[x] = rsum(exp(y_dot[x, l]), l);``
@@ -116,7 +97,7 @@ def extract_nested_reductions(algorithm: Algorithm) -> Algorithm:
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     for d in algorithm.definitions:
         below = algorithm.with_definitions((*definitions, d)).needed_by((d.name,))
-        hoisting = _NestedReductionExtractor(d, [f for f in definitions if f.name in below], taken, algorithm)
+        hoisting = _NestedReductionExtractor(d, [f for f in definitions if f.name in below], taken, algorithm, invariant)
         expr = hoisting.of(d.expr, whole=True)
         hoisting.below += hoisting.made
         expr = hoisting.of(expr, whole=True)  # the rest of the definition
@@ -174,7 +155,8 @@ class _GradientReductionExtractor:
 class _NestedReductionExtractor:
     """Makes the Funcs of ``extract_nested_reductions`` for one definition, or finds them among the Funcs ``below``."""
 
-    def __init__(self, owner: Definition, below: list[Definition], taken: set[str], algorithm: Algorithm):
+    def __init__(self, owner: Definition, below: list[Definition], taken: set[str], algorithm: Algorithm, invariant: bool):
+        self.invariant = invariant
         self.owner, self.below, self.taken, self.order, self.tied = owner, below, taken, algorithm.labels, algorithm.tied_labels
         self.made: list[Definition] = []
 
@@ -187,7 +169,8 @@ class _NestedReductionExtractor:
             return node
         if not whole and (same := self._existing_func(node)):
             return same
-        if not inside and not set(over) & set(self.owner.labels):
+        lacks = self.invariant and not set(self.owner.labels) <= ex.free_labels(node)  # blocks of that label would each make it again
+        if not inside and not lacks and not set(over) & set(self.owner.labels):
             return node
         return extracted_func(node, "dot" if isinstance(node, ex.Dot) else node.kind, self.owner, self.made, self.taken, self.order)  # type: ignore[attr-defined]
 
@@ -198,6 +181,24 @@ class _NestedReductionExtractor:
             if names is not None and set(d.labels) == set(names) and all(new == old or new in self.tied(old) for old, new in names.items()):
                 return ex.Access(d.name, tuple(ex.Label(names[label]) for label in d.labels), pos=node.pos)  # type: ignore[attr-defined]
         return None
+
+
+def extract_equal_products(algorithm: Algorithm) -> Algorithm:
+    """Give a product that a definition has more than once its own Func.
+
+    Before: ``f[x, y] = tanh(rdot(A[x, k], B[k, y], k)) * sigmoid(rdot(A[x, k], B[k, y], k));``
+    After:  ``f_dot[x, y] = rdot(A[x, k], B[k, y], k);  f[x, y] = tanh(f_dot[x, y]) * sigmoid(f_dot[x, y]);``
+    """
+    definitions: list[Definition] = []
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    for d in algorithm.definitions:
+        made: list[Definition] = []
+        dots = Counter(n for n in d.expr.walk() if isinstance(n, ex.Dot))
+        for dot in (n for n, count in dots.items() if count > 1):
+            access = extracted_func(dot, "dot", d, made, taken, algorithm.labels)
+            d = replace(d, expr=d.expr.transform(lambda n, dot=dot, access=access: access if n == dot else n))  # type: ignore[misc]
+        definitions += [*made, d]
+    return algorithm.with_definitions(tuple(definitions))
 
 
 def extracted_func(node: ex.Expr, kind: str, owner: Definition, made: list[Definition], taken: set[str], order: tuple[str, ...]) -> ex.Expr:

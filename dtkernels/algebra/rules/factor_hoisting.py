@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...lang import expr as ex
-from ...lang.algorithm import Algorithm
+from ...lang.algorithm import Algorithm, Definition
 from ..smart_constructors import is_length
-from .canonicalize import inline_access
+from .canonicalize import extracted_func, inline_access
 
 
 def hoist_invariant_factors(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
@@ -28,6 +28,65 @@ def hoist_invariant_factors(algorithm: Algorithm, outputs: tuple[str, ...], inli
     changed = replace(algorithm, definitions=definitions)
     needed = changed.needed_by(outputs)
     return changed.with_definitions(tuple(d for d in changed.definitions if d.name in needed))
+
+
+def hoist_row_factors(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+    """Hoist factors of whole rows, made of a sum of these rows, out of sums that read them in a Func, each as a Func of its own.
+
+    Before: ``k_sum[l] = rsum(K[l, d] * K[l, d], d);  kn[l, d] = K[l, d] * rsqrt(k_sum[l]);  s[m, l] = rdot(Q[m, d], kn[l, d], d);``
+    After:  ``k_sum[l] = rsum(K[l, d] * K[l, d], d);  kn_factor[l] = rsqrt(k_sum[l]);  s[m, l] = rdot(Q[m, d], K[l, d], d) * kn_factor[l];``
+
+    Only where one tensor is left along that label: what is left of several would be computed in the sum's loop, without the factor as with it.
+    """
+    summed = {a.tensor for d in algorithm.definitions for n in ex.reductions(d.expr) for a in ex.accesses(n)}
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    definitions: list[Definition] = []
+    changed = set()
+    for d in algorithm.definitions:
+        made: list[Definition] = []
+        if d.name in summed and (factors := _row_factors(d, algorithm)):
+            named = {f: f if isinstance(f, ex.Access) else extracted_func(f, "factor", d, made, taken, algorithm.labels) for f in factors}
+            d = replace(d, expr=_with_factors(d.expr, named))
+            changed.add(d.name)
+        definitions += [*made, d]
+    algorithm = algorithm.with_definitions(tuple(definitions))
+
+    def hoist(node: ex.Expr) -> ex.Expr:
+        reads = isinstance(node, (ex.Dot, ex.Reduce)) and any(a.tensor in changed for a in ex.accesses(node))
+        return _hoist(node, algorithm, frozenset(changed)) if reads else node
+
+    hoisted = algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(hoist)) for d in algorithm.definitions))
+    needed = hoisted.needed_by(outputs)
+    return hoisted.with_definitions(tuple(d for d in hoisted.definitions if d.name in needed))
+
+
+def _factors(node: ex.Expr) -> list[ex.Expr]:
+    """Return the factors and divisors of an expression."""
+    if isinstance(node, ex.Binary) and node.op in "*/":
+        return [*_factors(node.left), *_factors(node.right)]
+    return [node]
+
+
+def _row_factors(d: Definition, algorithm: Algorithm) -> list[ex.Expr]:
+    """Return the factors of a definition that are made of a sum of its rows, if one tensor is left along these."""
+    factors = _factors(d.expr) if isinstance(d.expr, ex.Binary) else []
+    over = {f: _summed_rows(f, algorithm) & set(d.labels) - ex.free_labels(f) for f in factors}
+    found = [f for f in factors if over[f]]
+    along = set().union(*over.values())
+    left = {a.tensor for f in factors if f not in found for a in ex.accesses(f) if ex.free_labels(a) & along}
+    return found if len(left) == 1 else []
+
+
+def _summed_rows(e: ex.Expr, algorithm: Algorithm) -> set[str]:
+    """Return the labels over which Funcs in ``e`` are sums or other reductions, but no products."""
+    made = [algorithm[a.tensor].expr for a in ex.accesses(e) if a.tensor in algorithm]
+    return {label for m in (e, *made) for n in ex.reductions(m) if isinstance(n, ex.Reduce) for label in n.labels}
+
+
+def _with_factors(node: ex.Expr, named: dict[ex.Expr, ex.Expr]) -> ex.Expr:
+    if isinstance(node, ex.Binary) and node.op in "*/":
+        return node.rebuild(lambda child: _with_factors(child, named))
+    return named.get(node, node)
 
 
 def _hoist(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) -> ex.Expr:

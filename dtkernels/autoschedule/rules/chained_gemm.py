@@ -255,7 +255,7 @@ class Chain:
         """Return the tiles of the labels that are reduced: of several in one sum those of one, ``walked`` in the kernel's own."""
         shape = self.shape
         found: dict[str, int] = {}
-        sides = {label for m in self.members if shape.dots(m) for label in shape.algorithm[m].labels}
+        sides = {label for m in self.members for d in shape.dots(m) for label in ex.free_labels(d.left) ^ ex.free_labels(d.right)}
         for m in self.members:
             own = reduction_labels(shape.algorithm, m)
             for k in own:

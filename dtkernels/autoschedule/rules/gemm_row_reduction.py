@@ -23,6 +23,7 @@ ALONE = 128  #: rows of the tiles of both operands up to which five steps of 128
 FEW_PROGRAMS = 8  #: multiprocessors for each program from which on most of the GPU idles
 FILLED = 64  #: elements from which on a label is worth a side of a product's tile
 WINDOW = 8  #: longest side of a window
+TERMS = 1 << 15  #: that a program holds, of sums of which each term varies along a label that the product lacks
 PARTS = 4  #: least steps of a sweep that is cut over programs
 
 
@@ -139,6 +140,10 @@ def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[
     while block[rows[-1]] > (16 if held else ROWS) and shape.programs(block) < enough:
         block[rows[-1]] //= 2
     longest = shape.longest(dot)
+    beside = [label for label in labels if label not in shape.algorithm[main].labels and shape.sizes[label] > 1]
+    across_all = math.prod(next_power_of_two(shape.sizes[x]) for x in beside)
+    if beside and across_all <= WHOLE_SIDE:  # blocks of what the product lacks would each make it again
+        return _whole_beside(shape, root, block, {row: 0 if held else width}, beside, (longest, rows[-1], across_all))
     wide = not held and itemsize == 2 and shape.sizes[rows[-1]] >= WIDE[0] and _fills_gpu(shape, {**block, rows[-1]: WIDE[0]}, row, WIDE[1])
     if wide:
         block[rows[-1]], width = WIDE
@@ -149,6 +154,18 @@ def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[
     tile |= {k: min(depth, max(16, next_power_of_two(shape.sizes[k]))) for k in (longest, *(shape.longest(d) for d in dots[1:]))}
     warps = 8 if block[rows[-1]] * width >= 128 * 128 else 4
     return shape.config(root, block, tile, warps, stages, split=() if held else _split(shape, block, row, width))
+
+
+def _whole_beside(
+    shape: SchedulingProblem, root: str, block: dict[str, int], swept_tile: dict[str, int], beside: list[str], of: tuple[str, str, int]
+) -> KernelConfig:
+    """Return the choices where terms vary along the labels ``beside`` too, which the product lacks: a program holds these whole, and few rows of it."""
+    longest, rows, across = of
+    (row, width), most = next(iter(swept_tile.items())), TERMS // across
+    width = max(16, min(width, most // 16)) if width else 0
+    blocks = {x: n for x, n in block.items() if x not in beside} | {rows: max(16, min(block[rows], most // max(16, width or next_power_of_two(shape.sizes[row]))))}
+    tile = {**blocks, row: width, longest: min(64, max(16, next_power_of_two(shape.sizes[longest]))), **dict.fromkeys(beside, 0)}
+    return shape.config(root, blocks, tile, 8, 3)
 
 
 def _reduced_row(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[str, str, list[ex.Dot]] | None:

@@ -15,8 +15,10 @@ MERGED = 16  #: steps of a loop from which on cutting it over programs gains mor
 
 
 def main_product(shape: SchedulingProblem, members: list[str]) -> tuple[str, ex.Dot]:
-    """Return the first Func of a kernel with a product, and its last product."""
-    main = next(m for m in members if shape.dots(m))
+    """Return the first Func of a kernel with a product of which no other product is made, and its last product."""
+    products = [m for m in members if shape.dots(m)]
+    made = {f for m in products for f in shape.algorithm.needed_by((m,)) if f != m}
+    main = next(m for m in products if m not in made)
     return main, shape.dots(main)[-1]
 
 

@@ -23,7 +23,7 @@ from .chained_gemm import chain_configs
 from .gemm import product_configs
 from .reduction import row_tiles
 from .row_column_reduction import row_column_candidates, row_column_tiles
-from .scan import scan_tiles
+from .scan import scan_configs
 
 Placed = Mapping[str, tuple[str, str]]  #: fused Func -> the Func and the loop that it is computed in
 Candidates = Callable[[SchedulingProblem, str, list[str]], Iterable[KernelConfig]]
@@ -55,7 +55,7 @@ def _only(tiles: Callable[[SchedulingProblem, str, list[str]], KernelConfig | No
 
 ROWS, BOTH = "elementwise, reductions, transposes", "row and column reductions"
 KINDS = (
-    Kind("scans", _only(scan_tiles)),
+    Kind("scans", scan_configs),
     Kind("product and row reduction", swept_configs),
     Kind("chained products", chain_configs),
     Kind("products", product_configs),

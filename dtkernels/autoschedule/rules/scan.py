@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import product
 
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
@@ -15,6 +17,7 @@ HELD, STEP = 4096, 2048  #: longest row scanned at once, and the tile of longer 
 TALL = 16  #: elements at once along a label that does not lie contiguous
 ELEMENTS = 2048  #: of a tile
 FULL, SECTOR = 2, 16  #: programs a multiprocessor for which blocks are narrowed, and their narrowest
+STEPS, WARPS = (8, 16, 32, 64), (4, 8)  #: tiles along a scan that are looked at, and warps
 NARROW = 256  #: most elements that each step of a scan sums for what reads it
 
 
@@ -41,8 +44,31 @@ def scan_consumer(shape: SchedulingProblem, func: str) -> str | None:
     return user.name if plain and narrow and set(summed) == set(rest) and own.expr.label in user.labels else None  # type: ignore[attr-defined]
 
 
+def scan_configs(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
+    """Yield the choices for a kernel with a scan, the usual ones first; none for any other. No label that a scan runs along is cut into blocks.
+
+    A tile of several steps is scanned at once, so that its loads wait for memory once, not in each step.
+    """
+    usual = scan_tiles(shape, root, members)
+    if usual is None:
+        return
+    yield usual
+    along = scan_labels(shape, members)[-1]
+    if dict(usual.tiles)[along] == 0 or along == shape.algorithm[root].labels[-1]:
+        return
+    blocks = dict(usual.blocks)
+    last = next((label for label in reversed(shape.algorithm[root].labels) if label in blocks), "")
+    others = math.prod(next_power_of_two(shape.sizes[x]) for x, n in usual.tiles if n == 0) * math.prod(n for x, n in blocks.items() if x != last)
+    for steps, warps in product(STEPS, WARPS):
+        room = ELEMENTS * warps // WARPS[0] // (others * steps)
+        for width in sorted({min(room, blocks.get(last, 1), 2**i) for i in range(8)} - {0}):
+            if steps <= next_power_of_two(shape.sizes[along]) and others * steps * width <= ELEMENTS * warps // WARPS[0]:
+                sizes = {**dict(usual.tiles), along: steps, **({last: width} if last else {})}
+                yield shape.config(root, {**blocks, **({last: width} if last else {})}, sizes, warps, 3, approximations=approximations(shape, members))
+
+
 def scan_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig | None:
-    """Return the choices for a kernel with a scan; None for any other. No label that a scan runs along is cut into blocks."""
+    """Return the usual choices for a kernel with a scan; None for any other."""
     along = scan_labels(shape, members)
     labels = shape.algorithm[root].labels
     if not along or along[-1] not in labels:

@@ -197,9 +197,13 @@ class InputTypes:
 def typed(algorithm: Algorithm, sizes: Mapping[str, int], types: int | InputTypes) -> tuple[Algorithm, int]:
     """Return the algorithm with the inputs that are float8 in a call, and the bytes of an element that its schedule and its predicted time go by.
 
-    Beside products in float8 these are 2, of what they make.
+    Beside products in float8 these are 2, of what they make. Inputs of one dtype may have their largest product in float32, by a cast.
     """
-    return (algorithm, types) if isinstance(types, int) else (types.typed(algorithm), max(2, BYTES[types.main(algorithm, sizes)]))
+    if not isinstance(types, int):
+        return types.typed(algorithm), max(2, BYTES[types.main(algorithm, sizes)])
+    dots = products(algorithm)
+    wide = bool(dots) and f"{CAST}fp32" in max(dots, key=lambda found: work(found[1], sizes))[2].sources
+    return algorithm, BYTES["fp32"] if wide else types
 
 
 class ElementBytes(dict[str, int]):

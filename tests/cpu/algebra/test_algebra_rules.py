@@ -203,6 +203,9 @@ def values(algorithm: Algorithm, case: Case) -> dict[str, oracle.Value]:
     inputs = {name: array for name, array in case.inputs().items() if name in case.algorithm.inputs}
     run = oracle._Evaluation(case.algorithm, inputs, {"s": 0.75}, {}, "float32")
     run.algorithm = algorithm  # its labels have the extents that the program as written gives them
+    shapes = {name: array.shape for name, array in inputs.items()}
+    for label, formula in algorithm.formulas:  # of labels that rules made
+        run.sizes.setdefault(label, oracle._size(formula, run.sizes, shapes, {}))
     with np.errstate(all="ignore"):
         return run.run()
 

@@ -17,23 +17,28 @@ from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
 from dtkernels.algebra.rules.canonicalize import (
     conditions_to_numbers,
     drop_detach,
+    extract_equal_products,
     extract_nested_reductions,
     extract_reductions_for_gradient,
     fold_invariant_reductions,
     mean_to_sum,
-    sums_to_matrix_products,
 )
 from dtkernels.algebra.rules.center_moments import center_moments
 from dtkernels.algebra.rules.constant_folding import bind_parameters, fold_constants
 from dtkernels.algebra.rules.data_index.data_bounds import bound_picked_sums
 from dtkernels.algebra.rules.data_index.grouped_products import group_products
 from dtkernels.algebra.rules.exponentials.max_subtraction import move_masks_into_exponentials, subtract_maxima
+from dtkernels.algebra.rules.exponentials.row_values import extract_row_values
 from dtkernels.algebra.rules.exponentials.shift_degree import FREE, Degree, degree
 from dtkernels.algebra.rules.exponentials.sum_exp_addends import extract_sum_exp_addends
-from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors
+from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors, hoist_row_factors
+from dtkernels.algebra.rules.indices.phases import separate_phases
+from dtkernels.algebra.rules.indices.remainders import pick_remainders
+from dtkernels.algebra.rules.indices.shared_groups import share_groups
 from dtkernels.algebra.rules.label_unification import unify_labels
-from dtkernels.algebra.rules.phases import separate_phases
-from dtkernels.algebra.rules.product_columns import sum_product_operands
+from dtkernels.algebra.rules.products.product_columns import sum_product_operands
+from dtkernels.algebra.rules.products.product_elements import make_picked_elements, sum_rows_first
+from dtkernels.algebra.rules.products.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from dtkernels.algebra.rules.scans import extract_scans
 from dtkernels.algebra.rules.tanh_to_sigmoid import tanh_to_sigmoid
 from dtkernels.algebra.rules.unit_labels import drop_unit_labels
@@ -114,8 +119,17 @@ RULES = {
     "extract_reductions_for_gradient": (extract_reductions_for_gradient, lambda a: extract_reductions_for_gradient(a)),
     "extract_sum_exp_addends": (extract_sum_exp_addends, lambda a: extract_sum_exp_addends(a)),
     "move_masks_into_exponentials": (move_masks_into_exponentials, lambda a: move_masks_into_exponentials(a, outputs(a))),
+    "extract_row_values": (extract_row_values, lambda a: extract_row_values(a)),
     "subtract_maxima": (subtract_maxima, lambda a: subtract_maxima(a, outputs(a))),
     "separate_phases": (separate_phases, lambda a: separate_phases(a)),
+    "hoist_row_factors": (hoist_row_factors, lambda a: hoist_row_factors(a, outputs(a))),
+    "nest_contractions": (nest_contractions, lambda a: nest_contractions(a)),
+    "sums_to_float32_products": (sums_to_float32_products, lambda a: sums_to_float32_products(a)),
+    "extract_equal_products": (extract_equal_products, lambda a: extract_equal_products(a)),
+    "make_picked_elements": (make_picked_elements, lambda a: make_picked_elements(a, outputs(a))),
+    "sum_rows_first": (sum_rows_first, lambda a: sum_rows_first(a, outputs(a))),
+    "share_groups": (share_groups, lambda a: share_groups(a)),
+    "pick_remainders": (pick_remainders, lambda a: pick_remainders(replace(a, extents=(("p", "", 2),)))),
     "add_batch": (add_batch, lambda a: add_batch(a, frozenset({"A"}), 1)),
     "gradient": (gradient, lambda a: gradient(a, (a.definitions[0].name,), ("A",)).backward),
 }

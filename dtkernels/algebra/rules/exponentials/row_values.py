@@ -12,8 +12,8 @@ from ..canonicalize import extracted_func
 def extract_row_values(algorithm: Algorithm) -> Algorithm:
     """Give logarithms of sums of exponentials, and elements of products that data picks, their own Func, where a sum over the rows reads them.
 
-    Before: ``loss[] = rsum(log(s[x]) - z[x, t[x]], x);``
-    After:  ``loss_log[x] = log(s[x]);  loss_picked[x] = z[x, t[x]];  loss[] = rsum(loss_log[x] - loss_picked[x], x);``
+    Before: ``s[n, m] = rsum(exp(A[n, m, l]), l); f[n] = rsum(log(s[n, m]), m);``
+    After: ``s[n, m] = rsum(exp(A[n, m, l]), l); f_log[n, m] = log(s[n, m]); f[n] = rsum(f_log[n, m], m);``
     """
     definitions: list[Definition] = []
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}

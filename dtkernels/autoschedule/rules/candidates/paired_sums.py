@@ -21,6 +21,8 @@ def paired_sum_candidates(shape: SchedulingProblem, root: str, members: list[str
     """Yield tiles of one term of many pairs."""
     func = shape.known.funcs[root]
     reduced = paired_terms(func)
+    if not reduced and len(members) > 1:
+        yield from _reduced_pairs(shape, root, members)
     if not reduced or len(func.labels) < 2 or len(members) > 1:
         return
     usual = row_tiles(shape, root, members)
@@ -28,5 +30,20 @@ def paired_sum_candidates(shape: SchedulingProblem, root: str, members: list[str
         block = dict.fromkeys(func.labels, 1) | {func.labels[-2]: rows, func.labels[-1]: columns}
         tile = tuple((x, block.get(x, 1)) for x, _ in usual.tiles)
         yield replace(usual, blocks=tuple(block.items()), tiles=tile, split=(), stages_of=(), evictions=(), persistent=False, num_warps=warps)
+        if shape.programs(block) >= shape.target.multiprocessors:
+            return
+
+
+def _reduced_pairs(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
+    """Yield the same for a kernel that reduces one side of the pairs, as the nearest of some centres does."""
+    labels, reduced = shape.known.funcs[root].labels, shape.known.funcs[root].reduced
+    inner = [f for m in members if m != root and paired_terms(f := shape.known.funcs[m])]
+    if len(inner) != 1 or not labels or len(reduced) != 1 or inner[0].labels != (*labels, *reduced):
+        return
+    usual = row_tiles(shape, root, members)
+    for rows, columns, warps in PAIRS:
+        block = dict.fromkeys(labels, 1) | {labels[-1]: rows}
+        tiles = {**dict(usual.tiles), **block, reduced[0]: columns, **dict.fromkeys(inner[0].reduced, 1)}
+        yield replace(usual, blocks=tuple(block.items()), tiles=tuple(tiles.items()), split=(), stages_of=(), evictions=(), persistent=False, num_warps=warps)
         if shape.programs(block) >= shape.target.multiprocessors:
             return

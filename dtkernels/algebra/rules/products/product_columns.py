@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...lang import expr as ex
-from ...lang.algorithm import Algorithm, Definition
-from .canonicalize import extracted_func, inline_access
+from ....lang import expr as ex
+from ....lang.algorithm import Algorithm, Definition
+from ..canonicalize import extracted_func, inline_access
 
 
 def sum_product_operands(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ...lang import expr as ex
-from ...lang.algorithm import Algorithm, Definition
-from .canonicalize import fresh_name
+from ....lang import expr as ex
+from ....lang.algorithm import Algorithm, Definition
+from ..canonicalize import fresh_name
 
 
 def merge_equal_operands(algorithm: Algorithm) -> Algorithm:

@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ...lang import expr as ex
-from ...lang.algorithm import Algorithm, Definition
-from ..index_inversion import linear_form
-from ..smart_constructors import ONE, ZERO
-from .canonicalize import fresh_name
+from ....lang import expr as ex
+from ....lang.algorithm import Algorithm, Definition
+from ...index_inversion import linear_form
+from ...smart_constructors import ONE, ZERO
+from ..canonicalize import fresh_name
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Rules for index arithmetic: phases of strided windows, remainders and quotients."""

@@ -1,0 +1,55 @@
+"""Reduce once for each group of indices what depends on an index only by the group that it is in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ....lang import expr as ex
+from ....lang.algorithm import Algorithm, Definition
+from ...smart_constructors import ONE
+from ..canonicalize import fresh_name
+
+
+def share_groups(algorithm: Algorithm, outputs: tuple[str, ...] = ()) -> Algorithm:
+    """Give a reduction that reads a label of its Func as a quotient alone a Func with a label for the quotient.
+
+    Before: ``big[n, c] = rmax(abs(A[n, c / 64 * 64 + k]), k);``
+    After:  ``big_groups[n, c_group] = rmax(abs(A[n, c_group * 64 + k]), k);  big[n, c] = big_groups[n, c / 64];``
+
+    Results stay: each element of one is written anyway.
+    """
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    definitions: list[Definition] = []
+    labels: dict[tuple[str, int], str] = {}
+    for d in algorithm.definitions:
+        found = _group(d) if d.name not in outputs else None
+        if found is None:
+            definitions.append(d)
+            continue
+        label, size = found
+        if found not in labels:
+            labels[found] = fresh_name(f"{label}_group", taken)
+        quotient, group = ex.Binary("/", ex.Label(label), ex.Const(size)), ex.Label(labels[found])
+        own = tuple(labels[found] if x == label else x for x in d.labels)
+        name = fresh_name(f"{d.name}_groups", taken)
+        definitions.append(Definition(name, own, d.expr.transform(lambda n, q=quotient, g=group: g if n == q else n), d.pos))  # type: ignore[misc]
+        definitions.append(replace(d, expr=ex.Access(name, tuple(quotient if x == label else ex.Label(x) for x in d.labels))))
+    if not labels:
+        return algorithm
+    before = [(name, ex.Binary("/", ex.Binary("-", ex.Len(label), ONE), ex.Const(size))) for (label, size), name in labels.items()]
+    formulas = (*algorithm.formulas, *((name, ex.Binary("+", steps, ONE)) for name, steps in before))
+    return replace(algorithm, vars=(*algorithm.vars, *labels.values()), formulas=formulas).with_definitions(tuple(definitions))
+
+
+def _group(d: Definition) -> tuple[str, int] | None:
+    """Return a label of a reduction's Func that its definition has in quotients alone, and their divisor."""
+    if not list(ex.reductions(d.expr)):
+        return None
+    for label in d.labels:
+        sizes = {n.right.value for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op == "/" and n.left == ex.Label(label) and isinstance(n.right, ex.Const)}
+        quotients = sum(isinstance(n, ex.Binary) and n.op == "/" and n.left == ex.Label(label) and isinstance(n.right, ex.Const) for n in d.expr.walk())
+        if len(sizes) == 1 and quotients == sum(n == ex.Label(label) for n in d.expr.walk()):
+            size = sizes.pop()
+            if type(size) is int and size > 1 and not isinstance(d.expr, ex.Access):
+                return label, size
+    return None

@@ -1,0 +1,1 @@
+"""Rules for products: sums that become them, operands that are shared, sums and elements of them."""

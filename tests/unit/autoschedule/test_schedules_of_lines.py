@@ -1,0 +1,83 @@
+# ruff: noqa: E501 (programs read best on one line)
+"""Default schedules of programs in a few lines: what is stored, how often a product is made, what stays in one kernel. Predicted times on an H100."""
+
+import pytest
+
+from dtkernels.algebra.autodiff.gradient import gradient
+from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
+from dtkernels.autoschedule.cost.outline import Known
+from dtkernels.autoschedule.cost.predicted_time import predicted_time
+from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.codegen.analysis.product_types import typed
+from dtkernels.codegen.target import target
+from dtkernels.lang import parse
+from dtkernels.lang.algorithm import with_operands
+
+H100 = target("h100")
+NORM = "Func m, v, h, f; In X, w, W; Var n, o; RVar c; m[n] = rmean(X[n, c], c); v[n] = rmean((X[n, c] - m[n]) * (X[n, c] - m[n]), c); h[n, c] = (X[n, c] - m[n]) * rsqrt(v[n] + 0.001) * w[c]; f[n, o] = rdot(h[n, c], W[o, c], c);"
+RMS = "Func h, f; In X, w, W; Var n, o, c; h[n, c] = X[n, c] * rsqrt(rmean(X[n, c] * X[n, c], c) + 0.001) * w[c]; f[n, o] = rdot(h[n, c], W[o, c], c);"
+LOSS = "Func s, f; In A, B; Var i, j; RVar d; s[i, j] = rdot(A[i, d], B[j, d], d); f[] = rmean(log(rsum(exp(s[i, j]), j)) - s[i, i], i);"
+ROUTES = "Func s, f; In A, B, t; Var i; RVar j, d; s[i, j] = rdot(A[i, d], B[j, d], d); f[] = rmean(log(rsum(exp(s[i, j]), j)) - s[i, t[i]], i);"
+TOTAL = "Func s, f; In A, B; Var i, j; RVar d; s[i, j] = rdot(A[i, d], B[j, d], d); f[] = rsum(log1p(exp(-s[i, j])), i, j);"
+COSINE = "Func a, b, s, t, f; In Q, K, V, z; Var h, m, n; RVar l, d; a[h, m, d] = Q[h, m, d] * rsqrt(rsum(Q[h, m, d] * Q[h, m, d], d)); b[h, l, d] = K[h, l, d] * rsqrt(rsum(K[h, l, d] * K[h, l, d], d)); s[h, m, l] = exp(rdot(a[h, m, d], b[h, l, d], d) * exp(z[h])); t[h, m] = rsum(s[h, m, l], l); f[h, m, n] = rdot(s[h, m, l], V[h, l, n], l) / t[h, m];"
+WEIGHTS = "Func s, p, f; In Q, K, V; Var h, m, n, l; RVar d; s[h, m, l] = rdot(Q[h, m, d], K[h, l, d], d); p[h, m, l] = exp(s[h, m, l]) / rsum(exp(s[h, m, l]), l); f[h, m, n] = rdot(p[h, m, l], V[h, l, n], l);"
+MAMBA = "Func h, f; In D, A, B, C; Var b, t, d, n; h[b, t, d, n] = rrecur(exp(D[b, t, d] * A[d, n]), D[b, t, d] * B[b, t, n], t); f[b, t, d] = rsum(h[b, t, d, n] * C[b, t, n], n);"
+HEADS = {"h": 64, "m": 2048, "l": 2048, "d": 64, "n": 64}
+
+
+def scheduled(algorithm, outputs, sizes):
+    algorithm = prepare_algorithm(algorithm, outputs)
+    sizes = {x: next(n for y, n in sizes.items() if y == x or y in algorithm.tied_labels(x)) for x in algorithm.labels}
+    found = default_schedule(algorithm, outputs, sizes, 2, H100)
+    known = Known.of(with_operands(algorithm, found.subjects()), outputs)
+    return algorithm, found, predicted_time(str(found), known, sizes, typed(algorithm, sizes, 2)[1], H100)
+
+
+def forward(text, sizes):
+    program = parse(text)
+    return scheduled(program.algorithm, program.outputs(), sizes)
+
+
+ROWS, PAIRS = {"n": 8192, "c": 2048, "o": 2048}, {"i": 8192, "j": 8192, "d": 512}
+
+
+@pytest.mark.parametrize("text, stored", [(NORM, "f_left"), (RMS, "h")])
+def test_a_norm_before_a_product_is_one_pass_and_a_product(text, stored):
+    """Rows are read once: their sums, and the operand that they make, come from one kernel."""
+    algorithm, found, _ = forward(text, ROWS)
+    inside = {f: root for f, (root, _) in found.fused().items()}
+    own = [f for f in (*algorithm.needed_by(("f",)), stored) if f not in inside]
+    assert set(own) == {stored, "f"}, found
+    assert found.sizes(stored, "tensorize")["c"] == 0, found
+
+
+@pytest.mark.parametrize("text", [LOSS, ROUTES, TOTAL])
+def test_a_loss_over_a_product_does_not_store_it(text):
+    assert "s" in forward(text, PAIRS)[1].fused()
+
+
+@pytest.mark.parametrize("text, microseconds", [(COSINE, 450), (WEIGHTS, 250)])
+def test_factors_of_rows_leave_attention(text, microseconds):
+    """86 us are the bound of the matrix units; with operands that each block computes COSINE took 476 us."""
+    algorithm, _, took = forward(text, HEADS)
+    assert took < microseconds
+    assert not {"a", "b", "p"} & set(algorithm.funcs)
+
+
+def test_the_product_that_others_are_made_of_is_not_the_main_one():
+    """Blocks of one column of the result, each of which makes every score again, took 4.7 s."""
+    program = parse(COSINE)
+    found = gradient(differentiable_form(program.algorithm, ("f",)), ("f",), program.algorithm.inputs)
+    assert scheduled(found.backward, tuple(found.grads.values()), HEADS)[2] < 2500
+
+
+def test_the_count_of_largest_elements_is_made_once():
+    """For each of 67 million elements it took half an hour."""
+    program = parse("Func f; In A, B; RVar i, j, d; f[] = rmax(rdot(A[i, d], B[j, d], d), i, j);")
+    found = gradient(differentiable_form(program.algorithm, ("f",)), ("f",), ("A", "B"))
+    assert scheduled(found.backward, tuple(found.grads.values()), PAIRS)[2] < 2000
+
+
+def test_steps_of_a_scan_are_loaded_together():
+    _, found, took = forward(MAMBA, {"b": 4, "t": 2048, "d": 2048, "n": 16})
+    assert found.sizes("f", "tensorize")["t"] >= 8 and took < 300
