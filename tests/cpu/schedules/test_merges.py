@@ -102,6 +102,15 @@ def test_sums_of_two_shifts_and_of_none_merge_together():
     check(text, random((7, 500)))
 
 
+def test_loops_over_parts_of_several_sums_have_counters_of_their_own():
+    """One takes part by part, the other 32 at once: Triton keeps the counter of the first, and refuses a tile in its place."""
+    text = """Func t, f; In A, B, w; Var n, c; RVar s, e; t[n] = rsum(A[n, s, e] * w[e], s, e); f[n, c] = rsum(A[n, s, c] * B[n, s, c], s) + t[n];
+    t.fuse_at(f, n); f.block(n:1); f.tensorize(n:1, s:8, c:0); f.split(s:32);"""
+    loops = [s.axis for s in statements(lower(parse(text))[-1].body) if isinstance(s, Loop)]
+    assert [a.tile for a in loops] == [1, 32] and len({a.name for a in loops}) == 2
+    check(text, *random((3, 70, 33), (3, 70, 33), (33,)))
+
+
 def test_what_the_products_of_a_part_take_unchanged_is_loaded_by_each_step():
     schedule = "f.block(h:4); f.tensorize(h:16, n:0, l:16, d:0);"
     source = dtkernels.compile(ROWS_OF_QUERIES + schedule).source

@@ -121,6 +121,9 @@ class _Splitter:
         self.part = Axis(f"{split.label}_part", f"{split.label}_part", 1, exact=True)
         at_once = parts_at_once(body, split.parts) if split.parts else 1
         self.piece = Axis(f"{split.label}_piece", f"{split.label}_part", at_once, exact=True)
+        before = {s.axis.name: s.axis for s in statements(body) if isinstance(s, Loop)}  # of a sum merged before: Triton keeps a loop's counter after it
+        while before.get(self.piece.name, self.piece) != self.piece:
+            self.piece = replace(self.piece, name=f"{self.piece.name}_again")
         self.workspaces: dict[str, Workspace] = {}
 
     def run(self):
