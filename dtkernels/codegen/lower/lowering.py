@@ -371,7 +371,9 @@ class _Lowering:
             case ex.Label(name):
                 return env[name]
             case ex.Access(tensor, index):
-                return self._access(tensor, tuple(self.index_of(i, env, scope) for i in index), scope)
+                at = tuple(self.index_of(i, env, scope) for i in index)
+                checked = tuple(d for d, i in enumerate(index) if not self._is_in_range(tensor, d, i, at[d]))
+                return self._access(tensor, at, scope, checked)
             case ex.Unary("-", ex.Const(value)):
                 return nest.Const(-value)
             case ex.Unary(op, arg):
@@ -408,12 +410,18 @@ class _Lowering:
                 return Op("neg", (self.index_of(arg, env, scope),))
         return self.tile(expr, env, scope, {})
 
-    def _access(self, tensor: str, index: tuple[Tile, ...], scope: Scope) -> Tile:
+    def _is_in_range(self, tensor: str, dim: int, index: ex.Expr, at: Tile) -> bool:
+        """Return whether the masks of the axes keep ``at`` within the dimension; ``(2*x + r)/2`` is ``x``, whose extent may be another."""
+        if not isinstance(at, Position) or isinstance(index, ex.Label):
+            return isinstance(at, Position)
+        own = (self.algorithm[tensor].labels if tensor in self.algorithm else self.algorithm.plain_labels(tensor))[dim]
+        return own is not None and at.axis.label in self.algorithm.tied_labels(own)
+
+    def _access(self, tensor: str, index: tuple[Tile, ...], scope: Scope, checked: tuple[int, ...]) -> Tile:
         if tensor in self.fused and tensor in self.algorithm and tensor not in self.elsewhere and tensor not in self.summed:
             return self.realize(tensor, index, scope)
         if tensor == self.root and tensor not in self.summed:
             return self._root_value(index, scope)
-        checked = tuple(d for d, i in enumerate(index) if not isinstance(i, Position))
         whole = tensor in self.integer_inputs
         shift = tensor in self.algorithm and is_shift(self.algorithm[tensor].expr)
         load = nest.Load(tensor, index, checked, whole=whole, shift=shift)

@@ -10,6 +10,9 @@ import pytest
 import torch
 
 import dtkernels
+from dtkernels.lang import Program, Schedule, parse
+from dtkernels.lang.spec import Spec
+from dtkernels.runtime.bind.operator import Operator
 
 GATHER = "Func f; In W, t; Var x, y;\nf[x, y] = W[t[x], y];"
 BAG = "Func f; In W, t; Var b, c; RVar s;\nf[b, c] = rsum(W[t[b, s], c], s);"
@@ -149,3 +152,15 @@ def test_the_variable_is_read_by_a_fresh_process():
     env = os.environ | {"DTKERNELS_CHECK": "1", "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     assert done.stderr.strip().splitlines()[-1].startswith("IndexError: f: <string>:2:11: W[t[x], y]: index t[x] is 4 at x = 0")
+
+
+def test_a_position_that_arithmetic_leaves_is_held_within_a_shorter_input():
+    """The gradient of ``A[x / 2]`` runs over x = 2*i + r, where ``B[x / 2]`` is ``B[i]``: B may be shorter than A."""
+    program = parse("Func f; In A, B, C; Var x;\nf[x] = A[x / 2] * where(C[x] > 0, B[x / 2], 1);")
+    op = Operator(Spec("shorter", "", Program(program.algorithm, Schedule(()))))
+    a, c = torch.ones(4, requires_grad=True), torch.ones(8)
+    b = torch.tensor([2.0, 3.0, float("nan"), float("nan")])[:2]  # what lies behind its end is not read
+    out = op(a, b, c)
+    out.sum().backward()
+    torch.testing.assert_close(out, torch.tensor([2.0, 2, 3, 3, 0, 0, 0, 0]))
+    torch.testing.assert_close(a.grad, torch.tensor([4.0, 6, 0, 0]))
