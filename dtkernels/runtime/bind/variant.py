@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...codegen.target import TARGETS, Target, target
-from ...lang import expr as ex
 from ..build.toolchain import NoCompiler
 from ..dispatch.dispatcher import Dispatcher
 from ..log import warn_once
@@ -71,6 +70,7 @@ class Variant:
     def evaluated(self) -> Algorithm:
         """The form of the algorithm that torch evaluates where it is to differentiate that by itself."""
         from ...algebra.pipeline import evaluated_form
+        from ...lang import expr as ex
 
         detached = any(isinstance(n, ex.Call) and n.fn == "detach" for d in self.plain.definitions for n in d.expr.walk())
         return evaluated_form(self.plain, self.outputs) if detached else self.algorithm
