@@ -16,7 +16,7 @@ def add_batch(algorithm: Algorithm, batched: frozenset[str], count: int) -> Algo
     """
     if not count:
         return algorithm
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels, *(n for n, _ in algorithm.params)}
+    taken = {*algorithm.names, *(n for n, _ in algorithm.params)}
     labels = tuple(fresh_name("batch", taken) for _ in range(count))
     lead = tuple(ex.Label(label) for label in labels)
 

@@ -34,7 +34,7 @@ def expand_top_k(algorithm: Algorithm, picked: bool = False) -> Algorithm:
     """
     if not any(_ranked(d.expr) for d in algorithm.definitions):
         return algorithm
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels, *(n for n, _ in algorithm.params)}
+    taken = {*algorithm.names, *(n for n, _ in algorithm.params)}
     rows: dict[tuple[ex.Expr, str], _Row] = {}
     found: list[Definition] = []
     for d in algorithm.definitions:

@@ -95,6 +95,11 @@ class Algorithm:
     def labels(self) -> tuple[str, ...]:
         return self.vars + self.rvars
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names that are taken: of Funcs, inputs, scalars and labels."""
+        return frozenset((*self.funcs, *self.inputs, *self.scalars, *self.labels))
+
     def with_definitions(self, definitions: tuple[Definition, ...]) -> Algorithm:
         """Replace the definitions; keep the inputs, and declare the Funcs to match."""
         return replace(self, definitions=definitions, funcs=tuple(d.name for d in definitions))
@@ -326,7 +331,7 @@ NESTED = (Dot, Reduce, Scan, Reshape)  #: what an operand with a name does not c
 
 def operand_names(algorithm: Algorithm) -> dict[str, Expr]:
     """Map the names that operands of products have in a schedule to their expressions: ``f_left`` and ``f_right``, of the second one ``f_left2``."""
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     found: dict[str, Expr] = {}
     for d in algorithm.definitions:
         for i, dot in enumerate(dict.fromkeys(n for n in d.expr.walk() if isinstance(n, Dot)), 1):

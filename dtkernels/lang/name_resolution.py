@@ -42,7 +42,7 @@ def rename_nested_labels(algorithm: Algorithm) -> Algorithm:
 
     Only where the outer one's terms have the label themselves: else nothing is left for it to run over, which checks refuse.
     """
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels, *(name for name, _ in algorithm.params)}
+    taken = {*algorithm.names, *(name for name, _ in algorithm.params)}
     renamed: list[tuple[str, str]] = []
 
     def of(node: ex.Expr, bound: frozenset[str]) -> ex.Expr:

@@ -65,7 +65,7 @@ def name_scores(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[st
             continue
         func = argument.tensor if body is not argument else None  # type: ignore[attr-defined]
         if func is None:
-            func = fresh_name(f"{total.name}_scores", {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels})
+            func = fresh_name(f"{total.name}_scores", set(algorithm.names))
             algorithm = _with_named_argument(algorithm, argument, func)
         algorithm = _with_named_products(algorithm, func, wanted, total.labels)
     return algorithm
@@ -230,7 +230,7 @@ class _Centering:
         name = next((d.name for d in self.made if d.expr == expr), None)
         if name is None:
             a, b = self.algorithm, self.backward
-            name = fresh_name(f"{total.name}_mean", {*a.funcs, *b.funcs, *b.inputs, *b.scalars, *b.labels, *(d.name for d in self.made)})
+            name = fresh_name(f"{total.name}_mean", {*a.funcs, *b.names, *(d.name for d in self.made)})
             self.made.append(Definition(name, total.labels, expr))
         at = {own: at for at, own in names.items()}
         return ex.Access(name, tuple(ex.Label(at[label]) for label in total.labels))
@@ -346,7 +346,7 @@ def _with_named_products(algorithm: Algorithm, func: str, wanted: tuple[str, ...
     """Give the products in ``func`` that a parameter of a row scales a Func: they are the weights of its gradient."""
     d = algorithm[func]
     made: list[Definition] = []
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
 
     def scaled(node: ex.Expr) -> bool:
         own = isinstance(node, ex.Binary) and node.op in "*/" and any(isinstance(n, ex.Dot) for n in node.walk())

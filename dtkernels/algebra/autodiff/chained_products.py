@@ -52,7 +52,7 @@ def with_named_products(algorithm: Algorithm, only: Collection[str] | None = Non
     After:  ``y_product[m, n] = rdot(A[m, k], V[k, n], k);  y[m, n] = z[m, n] * y_product[m, n];``
     """
     definitions: list[Definition] = []
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     for d in algorithm.definitions:
         made: list[Definition] = []
         parts = {} if product_of(d.expr) else {n: extracted_func(n, "product", d, made, taken, d.labels) for n in _products_inside(d.expr, d.labels)}

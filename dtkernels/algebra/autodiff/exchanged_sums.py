@@ -49,7 +49,7 @@ class _Exchange:
     def apply(self, backward: Algorithm, total: ex.Reduce) -> Algorithm:
         """Return the algorithm with the Funcs that both read."""
         (label,) = total.labels
-        taken = {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels}
+        taken = set(backward.names)
         made: list[Definition] = []
 
         def named(wish: str, e: ex.Expr) -> ex.Access:

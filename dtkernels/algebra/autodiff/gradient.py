@@ -158,7 +158,7 @@ def in_float32(algorithm: Algorithm, names: set[str]) -> Algorithm:
 class _Reverse:
     def __init__(self, algorithm: Algorithm, outputs: tuple[str, ...]):
         self.algorithm, self.outputs = algorithm, outputs
-        self.taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+        self.taken = set(algorithm.names)
         self.received: dict[str, list[Contribution]] = {}
         self.adjoint_inputs = {o: fresh_name(f"d_{o}", self.taken) for o in outputs}
         self.adjoints: dict[str, ex.Expr] = {}  #: Func -> its adjoint over its own labels

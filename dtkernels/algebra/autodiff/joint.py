@@ -43,7 +43,7 @@ def joint_gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple
     """Derive a forward that computes a number and its gradients for an adjoint of 1, and the backward that scales them."""
     kept = tuple(p.name for p in products_made_again(algorithm, outputs, wanted))
     g = gradient(algorithm, outputs, wanted, kept)
-    taken = {*g.forward.funcs, *g.forward.inputs, *g.forward.scalars, *g.forward.labels, *g.backward.labels, *g.backward.inputs, *g.backward.funcs}
+    taken = {*g.forward.names, *g.backward.labels, *g.backward.inputs, *g.backward.funcs}
     units = {func: fresh_name(f"unit_{func}", taken) for func in g.grads.values()}
     forward = _joined(g, {p: fresh_name(f"{p}_kept", taken) for p in g.products}, units, taken)
     forward = merge_equal_funcs(forward, (*outputs, *units.values()))

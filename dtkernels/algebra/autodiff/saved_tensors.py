@@ -53,7 +53,7 @@ def choose_saved_tensors(
     moved: set[str] = set()  # Funcs that the shift changes: an output of that name holds other values
     for d, argument in sums_of_exponentials(forward, outputs):
         if d.name in backward and not moved & set(backward.needed_by(tuple(a.tensor for a in ex.accesses(argument) if a.tensor in backward))):
-            name = fresh_name(f"{d.name}_log", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, *forward.funcs})
+            name = fresh_name(f"{d.name}_log", {*backward.names, *forward.funcs})
             uses = [a for x in forward.definitions for a in ex.accesses(x.expr) if a.tensor == d.name]
             inside = all(isinstance(i, ex.Label) for a in uses for i in a.index)  # outside, a sum reads 0
             alike = shifted_alike(d, forward)
@@ -73,7 +73,7 @@ def choose_saved_tensors(
     small = [d for d in small if not _compared(d.name, backward)]
     for d in small:
         if d.name in backward:
-            name = fresh_name(f"{d.name}_kept", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, *forward.funcs})
+            name = fresh_name(f"{d.name}_kept", {*backward.names, *forward.funcs})
             whole = forward.whole_funcs.get(d.name, "bool")  # the place of an extremum may stand in an index
             extra.append(Definition(name, d.labels, ex.Cast(ex.Access(d.name, tuple(map(ex.Label, d.labels))), "fp32" if whole == "bool" else whole)))
             backward = replace(_renamed(backward, d.name, name), inputs=(*backward.inputs, name))
@@ -161,7 +161,7 @@ def _shift_around_logarithm(backward: Algorithm, total: Definition, argument: ex
     Before: ``lse[x] = log(total[x]); d_A[x, y] = d[x] * lse[x] / total[x] * exp(A[x, y]);``
     After: ``d_A[x, y] = d[x] * total_log[x] * exp(A[x, y] - total_log[x]);``
     """
-    value = fresh_name(f"{name}_value", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, name})
+    value = fresh_name(f"{name}_value", {*backward.names, name})
 
     def saved(node: ex.Expr) -> ex.Expr:
         match node:

@@ -94,7 +94,7 @@ def extract_nested_reductions(algorithm: Algorithm, invariant: bool = False) -> 
     After:  ``y_dot[x, l] = ...;  y[x] = rsum(exp(y_dot[x, l]), l);  z[x, l] = exp(y_dot[x, l]) / y[x];``
     """
     definitions: list[Definition] = []
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     for d in algorithm.definitions:
         below = algorithm.with_definitions((*definitions, d)).needed_by((d.name,))
         hoisting = _NestedReductionExtractor(d, [f for f in definitions if f.name in below], taken, algorithm, invariant)
@@ -115,7 +115,7 @@ def extract_reductions_for_gradient(algorithm: Algorithm) -> Algorithm:
     After:  ``y_sum[x] = rsum(A[x, c] * A[x, c], c);  y[x] = rsum(A[x, c], c) * rsqrt(y_sum[x]);``
     """
     definitions: list[Definition] = []
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     for d in algorithm.definitions:
         naming = _GradientReductionExtractor(d, taken, algorithm.labels)
         by_value = isinstance(d.expr, ex.Call) and d.expr.fn in ("exp", "exp2", "sqrt", "rsqrt", "sigmoid", "tanh")
@@ -190,7 +190,7 @@ def extract_equal_products(algorithm: Algorithm) -> Algorithm:
     After:  ``f_dot[x, y] = rdot(A[x, k], B[k, y], k);  f[x, y] = tanh(f_dot[x, y]) * sigmoid(f_dot[x, y]);``
     """
     definitions: list[Definition] = []
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     for d in algorithm.definitions:
         made: list[Definition] = []
         dots = Counter(n for n in d.expr.walk() if isinstance(n, ex.Dot))

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import reduce
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
+from ..smart_constructors import product
 from .center_moments import averaged
 
 MOST = 2  #: deviations that are multiplied
@@ -57,16 +57,12 @@ def repairs(terms: ex.Expr, over: tuple[str, ...], moving: frozenset[str], algor
     for term in found:
         inside = tuple(f for f in term.free if ex.free_labels(f) & set(over))
         if len(term.deviations) == MOST and not inside:
-            result.append(Repair(float(term.factor), _product((*term.free, term.deviations[0])), term.deviations[1]))
+            result.append(Repair(float(term.factor), product((*term.free, term.deviations[0])), term.deviations[1]))
         elif len(term.deviations) == 1 and inside:
-            result.append(Repair(float(term.factor), _product(term.free), term.deviations[0]))
+            result.append(Repair(float(term.factor), product(term.free), term.deviations[0]))
         elif len(term.deviations) == MOST:
             return None
     return tuple(result)
-
-
-def _product(factors: tuple[ex.Expr, ...]) -> ex.Expr:
-    return reduce(lambda a, b: ex.Binary("*", a, b), factors)
 
 
 class _Deviations:

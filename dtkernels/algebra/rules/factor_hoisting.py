@@ -39,7 +39,7 @@ def hoist_row_factors(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorit
     Only where one tensor is left along that label: what is left of several would be computed in the sum's loop, without the factor as with it.
     """
     summed = {a.tensor for d in algorithm.definitions for n in ex.reductions(d.expr) for a in ex.accesses(n)}
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     definitions: list[Definition] = []
     changed = set()
     for d in algorithm.definitions:

@@ -52,7 +52,7 @@ def _one_product(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm | Non
             product = Definition("product", labels, node, d.pos)
             others = [n for n in nested if n != node] + [n for later in algorithm.definitions[at + 1 :] for n in _nested(later.expr)]
             if any(_element(product, n, algorithm) is not None for n in others):
-                name = fresh_name("product", {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels})
+                name = fresh_name("product", set(algorithm.names))
                 return algorithm.with_definitions((*algorithm.definitions[:at], replace(product, name=name), *algorithm.definitions[at:]))
     return None
 

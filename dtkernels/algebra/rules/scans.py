@@ -24,7 +24,7 @@ def extract_scans(algorithm: Algorithm) -> Algorithm:
     """
     if not any(isinstance(n, ex.Scan) for d in algorithm.definitions for n in d.expr.walk()):
         return algorithm
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels, *(n for n, _ in algorithm.params)}
+    taken = {*algorithm.names, *(n for n, _ in algorithm.params)}
     found: list[Definition] = []
     for d in algorithm.definitions:
         made: list[Definition] = []

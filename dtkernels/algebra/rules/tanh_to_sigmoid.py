@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
-from ..smart_constructors import ONE, factors_of, is_one
+from ..smart_constructors import factors_of, is_one, product
 from .constant_folding import constant
 
 SMALL = 2.0**-60  #: products of constants below this, or above its inverse, are not folded: float32 has 2**-126 to 2**128
@@ -33,7 +33,7 @@ def _changed(e: ex.Expr) -> ex.Expr:
             times *= 2.0
         else:
             parts.append(_changed(f))
-    return _scaled(_product(parts), times)
+    return _scaled(product(parts), times)
 
 
 def _tangent(e: ex.Expr) -> tuple[float, ex.Expr] | None:
@@ -66,11 +66,4 @@ def _scaled(e: ex.Expr, times: float) -> ex.Expr:
         else:
             rest.append(f)
     number = constant(int(times) if times.is_integer() and abs(times) < 1 << 24 else times)
-    return _product(rest if times == 1 else [number, *rest])
-
-
-def _product(factors: list[ex.Expr]) -> ex.Expr:
-    result = factors[0] if factors else ONE
-    for f in factors[1:]:
-        result = ex.Binary("*", result, f)
-    return result
+    return product(rest if times == 1 else [number, *rest])

@@ -95,7 +95,7 @@ def _loop(program: Program, made: Definition, host: str, label: str, block: int,
 
 def free_name(wish: str, algorithm: Algorithm) -> str:
     """Return ``wish``, made longer where the algorithm already uses that name."""
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     while clashes(wish, taken):
         wish += "_"
     return wish

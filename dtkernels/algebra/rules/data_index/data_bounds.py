@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
-from ...smart_constructors import ZERO, is_zero
+from ...smart_constructors import ZERO, conjuncts_of, is_zero
 from ..canonicalize import fresh_name
 
 EXACT = 2**24  #: whole numbers up to this one are exact in float32
@@ -24,7 +23,7 @@ def bound_picked_sums(algorithm: Algorithm) -> Algorithm:
     The bounds become those of the loop over m: of sorted ``e`` each g reads its own elements, and of any ``e`` none that lies before the
     first or after the last. Only where what is summed has a dimension that ``e`` lacks: the bounds then take less than the sum.
     """
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels, *(n for n, _ in algorithm.params)}
+    taken = {*algorithm.names, *(n for n, _ in algorithm.params)}
     definitions: list[Definition] = []
     for d in algorithm.definitions:
         bounding = _Bounding(d, algorithm.labels, taken)
@@ -57,7 +56,7 @@ class _Bounding:
     def _masked(self, e: ex.Expr, over: tuple[str, ...], free: frozenset[str]) -> ex.Expr:
         match e:
             case ex.Call("where", (condition, value, zero)) if is_zero(zero):
-                test = next((t for t in _conjuncts(condition) if self._picks(t, over, free)), None)
+                test = next((t for t in conjuncts_of(condition) if self._picks(t, over, free)), None)
                 if test is not None:
                     return replace(e, args=(self._bounded(test, condition, over), value, zero))
         return e
@@ -91,11 +90,3 @@ class _Bounding:
             found = fresh_name(f"{self.owner.name}_{wish}", self.taken)
             self.made.append(Definition(found, labels, expr, self.owner.pos))
         return ex.Access(found, tuple(map(ex.Label, labels)))
-
-
-def _conjuncts(e: ex.Expr) -> Iterator[ex.Expr]:
-    if isinstance(e, ex.Binary) and e.op == "and":
-        yield from _conjuncts(e.left)
-        yield from _conjuncts(e.right)
-    else:
-        yield e

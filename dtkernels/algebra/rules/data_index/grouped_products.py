@@ -42,7 +42,7 @@ class _Grouping:
 
     def __init__(self, algorithm: Algorithm):
         self.algorithm = algorithm
-        self.taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels, *(n for n, _ in algorithm.params)}
+        self.taken = {*algorithm.names, *(n for n, _ in algorithm.params)}
         self.by_index: dict[ex.Expr, str] = {}  #: index -> the label made for it: what one index picks from has one extent
         self.extents: list[tuple[str, str, int]] = []
 

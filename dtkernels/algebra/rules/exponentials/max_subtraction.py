@@ -123,7 +123,7 @@ def _try_shift(
         return _replace_exponent(e, arg, name, labels)
 
     labels = tuple(label for label in algorithm.labels if label in ex.free_labels(arg) - set(over))
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     name = fresh_name(f"{owner.name}_shift", taken)
     known: dict[str, Degree | None] = {name: Degree(plus=Fraction(1))}
     alike = shifted_alike(owner, algorithm) if set(labels) <= set(owner.labels) else ()

@@ -16,7 +16,7 @@ def extract_row_values(algorithm: Algorithm) -> Algorithm:
     After: ``s[n, m] = rsum(exp(A[n, m, l]), l); f_log[n, m] = log(s[n, m]); f[n] = rsum(f_log[n, m], m);``
     """
     definitions: list[Definition] = []
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     for d in algorithm.definitions:
         made: list[Definition] = []
 

@@ -21,7 +21,7 @@ def extract_sum_exp_addends(algorithm: Algorithm) -> Algorithm:
     Before: ``t[x] = 1 + rsum(exp(A[x, y]), y);``  After: ``t_rest[x] = exp(0);  t[x] = t_rest[x] + rsum(exp(A[x, y]), y);``
     """
     definitions: list[Definition] = []
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     for d in algorithm.definitions:
         if _sums_exponentials(d, algorithm):
             d = replace(d, expr=_named(d.expr, d, definitions, taken))

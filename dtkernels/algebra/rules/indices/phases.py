@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
 from ...index_inversion import linear_form
-from ...smart_constructors import ONE, ZERO
+from ...smart_constructors import ONE, ZERO, conjuncts_of
 from ..canonicalize import fresh_name
 
 
@@ -88,16 +88,8 @@ def _cut_strides(algorithm: Algorithm, d: Definition, total: ex.Reduce) -> list[
 def _conditions(e: ex.Expr) -> Iterator[ex.Expr]:
     """Yield the conditions without which ``e`` is 0."""
     while isinstance(e, ex.Call) and e.fn == "where" and e.args[2] == ZERO:
-        yield from _conjuncts(e.args[0])
+        yield from conjuncts_of(e.args[0])
         e = e.args[1]
-
-
-def _conjuncts(e: ex.Expr) -> Iterator[ex.Expr]:
-    if isinstance(e, ex.Binary) and e.op == "and":
-        yield from _conjuncts(e.left)
-        yield from _conjuncts(e.right)
-    else:
-        yield e
 
 
 def _stride(condition: ex.Expr, results: tuple[str, ...], summed: tuple[str, ...]) -> _Stride | None:
@@ -129,7 +121,7 @@ def _stands_alone(side: ex.Expr, other: ex.Expr, s: _Stride) -> bool:
 
 
 def _separated(algorithm: Algorithm, d: Definition, dot: ex.Dot, strides: list[_Stride]) -> Algorithm:
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     names = _Names()
     extents, formulas = list(algorithm.extents), list(algorithm.formulas)
     for s in strides:
@@ -159,7 +151,7 @@ def _shortened(algorithm: Algorithm, d: Definition, total: ex.Reduce, strides: l
     Before: ``f[x] = rsum(where((x - r) % 4 == 0, A[(x - r) / 4], 0), r);``
     After:  ``f[x] = rsum(where(x % 4 + 4 * r_step < len(r), A[x / 4 - r_step], 0), r_step);``
     """
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     extents, formulas, term, steps = list(algorithm.extents), list(algorithm.formulas), total.arg, {}
     for s in strides:
         steps[s.r] = fresh_name(f"{s.r}_step", taken)

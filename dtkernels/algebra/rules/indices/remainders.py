@@ -7,6 +7,7 @@ from dataclasses import replace
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm
 from ...index_inversion import linear_form
+from ...smart_constructors import conjuncts_of, factors_of
 
 
 def pick_remainders(algorithm: Algorithm) -> Algorithm:
@@ -44,14 +45,8 @@ def _conditions(e: ex.Expr) -> tuple[list[ex.Expr], ex.Expr]:
     match e:
         case ex.Call("where", (condition, inner, ex.Const(0))):
             more, term = _conditions(inner)
-            return [*_all_of(condition), *more], term
+            return [*conjuncts_of(condition), *more], term
     return [], e
-
-
-def _all_of(condition: ex.Expr) -> list[ex.Expr]:
-    if isinstance(condition, ex.Binary) and condition.op == "and":
-        return [*_all_of(condition.left), *_all_of(condition.right)]
-    return [condition]
 
 
 def _picked(conditions: list[ex.Expr], labels: list[str], algorithm: Algorithm) -> tuple[str, ex.Expr] | None:
@@ -90,11 +85,8 @@ def _without_rests(e: ex.Expr) -> ex.Expr:
 
 def _is_extent_of_factor(condition: ex.Expr, term: ex.Expr, algorithm: Algorithm) -> bool:
     """Return whether a condition keeps an index inside an input that is a factor of the term: beyond it the factor is 0."""
-    factors = [term]
-    for f in factors:
-        factors += [f.left, f.right] if isinstance(f, ex.Binary) and f.op == "*" else []
     match condition:
         case ex.Binary("<", index, ex.Len(label)):
-            read = (f for f in factors if isinstance(f, ex.Access) and f.tensor in algorithm.inputs)
+            read = (f for f in factors_of(term) if isinstance(f, ex.Access) and f.tensor in algorithm.inputs)
             return any(i == index and own == label for f in read for i, own in zip(f.index, algorithm.plain_labels(f.tensor)))
     return False

@@ -18,7 +18,7 @@ def share_groups(algorithm: Algorithm, outputs: tuple[str, ...] = ()) -> Algorit
 
     Results stay: each element of one is written anyway.
     """
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     definitions: list[Definition] = []
     labels: dict[tuple[str, int], str] = {}
     for d in algorithm.definitions:

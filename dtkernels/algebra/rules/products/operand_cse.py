@@ -26,7 +26,7 @@ def merge_equal_operands(algorithm: Algorithm) -> Algorithm:
     ``where(e[m] == g, A[m, k], 0)``: as Funcs they would be larger than what they are picked from.
     """
     sides = Counter(side for d in algorithm.definitions for side in {s for s in _operands(d.expr) if _is_computed(s)})
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     for side in [s for s, count in sides.items() if count > 1]:
         free = ex.free_labels(side)
         name = fresh_name("operand", taken)

@@ -21,7 +21,7 @@ def sum_product_operands(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algo
     """
     reads = [a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr)]
     single = frozenset(f for f in algorithm.funcs if f not in outputs and reads.count(f) == 1)
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     definitions: list[Definition] = []
     for d in algorithm.definitions:
         summing = _OperandSums(d, algorithm, single, taken)

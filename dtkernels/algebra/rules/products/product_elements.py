@@ -18,7 +18,7 @@ def sum_rows_first(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     Not where something else reads the product too: it is stored for that.
     """
     readers = _readers(algorithm)
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     definitions: list[Definition] = []
     for d in algorithm.definitions:
         made: list[Definition] = []
@@ -72,7 +72,7 @@ def make_picked_elements(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algo
 
     The whole product then need not be stored for the few. One whose columns are reduced too is stored anyway. Operands are inputs: a computed one would be rounded in the product and not here.
     """
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    taken = set(algorithm.names)
     products = {d.name: body for d in algorithm.definitions if d.name not in outputs and (body := _as_sum(d.expr, algorithm)) is not None}
     reduced = {f for f in products if len(found := _sums_of(algorithm, f)) == 1 and frozenset() not in found}
     definitions: list[Definition] = []

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm
+from ...smart_constructors import factors_of, product
 
 MOST_FACTORS = 5  #: of a sum whose factors are told apart
 
@@ -36,15 +37,15 @@ def nest_contractions(algorithm: Algorithm) -> Algorithm:
     """
 
     def change(node: ex.Reduce) -> ex.Expr:
-        factors = list(_factors(node.arg))
+        factors = factors_of(node.arg)
         if len(node.labels) < 2 or len(factors) < 3:
             return node
         for label in reversed(node.labels):
             inner = [f for f in factors if label in ex.free_labels(f)]
             rest = [f for f in factors if label not in ex.free_labels(f)]
-            sums = ex.Reduce("sum", _product(inner), (label,), pos=node.pos) if len(inner) == 2 and rest else None
+            sums = ex.Reduce("sum", product(inner), (label,), pos=node.pos) if len(inner) == 2 and rest else None
             if sums is not None and next(_sides(sums), None) is not None:
-                return replace(node, arg=_product([*rest, sums]), labels=tuple(x for x in node.labels if x != label))
+                return replace(node, arg=product([*rest, sums]), labels=tuple(x for x in node.labels if x != label))
         return node
 
     return _with_sums(algorithm, change)
@@ -81,7 +82,7 @@ def _with_sums(algorithm: Algorithm, change: Callable[[ex.Reduce], ex.Expr]) -> 
 
 def _sides(node: ex.Reduce) -> Iterator[tuple[ex.Expr, ex.Expr]]:
     """Yield ways to split the factors of a sum's terms into two operands, each of which has all summed labels and a label of its own."""
-    factors = list(_factors(node.arg))
+    factors = factors_of(node.arg)
     if len(factors) > MOST_FACTORS:
         return
     summed = set(node.labels)
@@ -89,20 +90,5 @@ def _sides(node: ex.Reduce) -> Iterator[tuple[ex.Expr, ex.Expr]]:
         sides = [[f for i, f in enumerate(factors) if (chosen >> i & 1) == left] for left in (1, 0)]
         own = [set().union(*(ex.free_labels(f) for f in side)) for side in sides]
         if summed <= own[0] & own[1] and own[0] - own[1] and own[1] - own[0]:
-            left, right = (_product(side) for side in sides)
+            left, right = (product(side) for side in sides)
             yield left, right
-
-
-def _factors(e: ex.Expr) -> Iterator[ex.Expr]:
-    if isinstance(e, ex.Binary) and e.op == "*":
-        yield from _factors(e.left)
-        yield from _factors(e.right)
-    else:
-        yield e
-
-
-def _product(factors: list[ex.Expr]) -> ex.Expr:
-    found = factors[0]
-    for f in factors[1:]:
-        found = ex.Binary("*", found, f)
-    return found
