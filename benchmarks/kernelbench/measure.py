@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Callable
@@ -121,6 +122,22 @@ def times(case: Case, op: Callable, peers: tuple[str, ...]) -> tuple[dict[str, f
         except Exception as error:
             notes[f"{who}_note"] = one_line(error)
     return timing.interleaved_times(running, 15.0), notes
+
+
+def make_preparer(index: int, peers: tuple[str, ...]):
+    """Make the handler of a process that compiles a case, for a later process of this machine. It times and checks nothing."""
+    torch._functorch.config.donated_buffer = False
+
+    def prepare(case: Case) -> None:
+        call, problem = Call(case, 0), case.problem
+        for fn in (operator(case.level, case.name), *(PEERS[p](problem.reference) for p in peers if p != "eager")):
+            with contextlib.suppress(Exception):  # measuring tries again, and says what failed
+                call.results(fn)
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        torch._dynamo.reset()
+
+    return prepare
 
 
 def measure(case: Case, peers: tuple[str, ...]) -> dict:

@@ -2,6 +2,7 @@
 
     python benchmarks/kernelbench/run.py --level 1 --dtype fp32,bf16 --json out.json       on a GPU: checked, timed, fast_p
     python benchmarks/kernelbench/run.py --only softmax --peers eager,compile,compile-max
+    python benchmarks/kernelbench/run.py --jobs 14                                         compiles on all cores first, which is sooner done
     python benchmarks/kernelbench/run.py --check                                           without a GPU
     python benchmarks/kernelbench/run.py --check kernels --only 'conv' --gpu h200
 
@@ -27,12 +28,13 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(p) for p in (ROOT, ROOT / "tools", Path(__file__).resolve().parent) if str(p) not in sys.path]
+sys.path[:0] = [str(p) for p in (ROOT, ROOT / "tools", ROOT / "benchmarks", Path(__file__).resolve().parent) if str(p) not in sys.path]
 
 import check  # noqa: E402
 import measure  # noqa: E402
-from common.cli_types import Parser, file_to_write, pattern, some_of, within  # noqa: E402
+from common.cli_types import Parser, at_least, file_to_write, pattern, some_of, within  # noqa: E402
 from problem import DTYPES, levels, not_said, problems  # noqa: E402
+from sampling.measuring import handled  # noqa: E402
 
 from dtkernels.codegen.target import TARGETS  # noqa: E402
 
@@ -122,6 +124,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--backward", action="store_true", help="also forward and backward together")
     parser.add_argument("--peers", type=some_of(measure.PEERS), default=("eager", "compile"), help=f"of {', '.join(measure.PEERS)}")
     parser.add_argument("--seconds", type=within(0), default=math.inf, help="start no further case after so long")
+    parser.add_argument("--jobs", type=at_least(1), metavar="N", help="compile all cases on so many processes before timing, in at most half of the seconds")
     parser.add_argument("--json", type=file_to_write, help="write every figure here, after each case")
     parser.add_argument("--check", nargs="?", const="all", choices=("all", "values", "kernels"), help="check without a GPU")
     parser.add_argument("--gpu", choices=tuple(TARGETS), default="h200", help="the GPU that --check compiles for")
@@ -147,6 +150,10 @@ def main(argv: list[str] | None = None) -> int:
         return check_all(options)
     torch._functorch.config.donated_buffer = False  # its graphs are run backward more than once
     todo = cases(options)
+    start = time.monotonic()
+    if options.jobs:
+        handled([(str(case), case) for case in todo], options.jobs, options.seconds / 2, measure.make_preparer, options.peers)
+    options.seconds -= time.monotonic() - start
     found = measure_all(todo, options)
     print(measure.summary(found, options.peers, len(todo)))
     return 1 if any(r.get("failed") or r.get("wrong") for r in found.values()) else 0
