@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..algebra.operand_types import rows_of
-from ..codegen.analysis.product_types import InputTypes, typed
+from ..codegen.analysis.product_types import InputTypes, cast_bytes, typed
 from ..codegen.pipeline import lower
 from ..codegen.powers_of_two import next_power_of_two
 from ..codegen.target import Target
@@ -26,7 +26,6 @@ from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig, joined
 from .cost.predicted_time import predicted_time
 from .fit_resources import fit_resources
-from .kept_products import KeptProduct, beside, kept_product, summed_product
 from .memory_limit import limit_beside, pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
@@ -46,6 +45,7 @@ from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
 from .stored_elements import feeds_another_output, is_compared_for_equality, products_of_outputs, stored_elements, with_stored_outputs
 from .stored_operands import computed_operand_slowdown, operand_with_rows, stored_operands, sums_held_rows
+from .summed_products import SummedProduct, beside, summed_product
 
 STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
@@ -230,8 +230,6 @@ class _Fusion:
             yield self._fused(streaming=False)
             yield ()
             return
-        if kept := kept_product(self.shape):
-            yield self._beside(kept)
         first = self._fused(streaming=True, within=True, passing=True)
         for streaming in (True, False) if len(self.outputs) > 1 else ():
             fused = self._fused(streaming, within=True, passing=True, rows=True)
@@ -244,7 +242,7 @@ class _Fusion:
         yield from (replace(self, recomputing=again)._fused(streaming=True, within=True, passing=True) for again in (True, False))
         yield self._fused(streaming=True, within=True, storing=True)
         yield self._fused(streaming=True, within=True)
-        if not kept and (summed := summed_product(self.shape)) and not all(self.algorithm[o].labels for o in self.outputs):
+        if (summed := summed_product(self.shape)) and not all(self.algorithm[o].labels for o in self.outputs):
             yield self._beside(summed)
         yield self._fused(streaming=True)
         yield self._fused(streaming=False)
@@ -252,7 +250,7 @@ class _Fusion:
             yield self._fused(streaming=True, within=True, stored=True)
         yield ()
 
-    def _beside(self, product: KeptProduct) -> tuple[Primitive, ...]:  # one kernel makes the product and reduces its rows
+    def _beside(self, product: SummedProduct) -> tuple[Primitive, ...]:  # one kernel makes the product and reduces its rows
         return beside(self.shape, product, lambda rest: replace(self, shape=rest)._fused(streaming=True, within=True, passing=True))
 
     def tiles(self, root: str, fused: tuple[Primitive, ...]) -> KernelConfig:
@@ -361,7 +359,7 @@ class _Fusion:
                 continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
             again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not is_compared_for_equality(self.algorithm, d.name)
-            apart_by_way = d.name in self.stored or stored and feeds_row_reduction(self.shape, d.name)
+            apart_by_way = d.name in self.stored or stored and feeds_row_reduction(self.shape, d.name) or len(roots) > 1 and self._rounds_stored_product(d.name)
             again = again and not apart_by_way and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
             place = self._fusion_point(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}
@@ -472,12 +470,24 @@ class _Fusion:
         return recomputes_product_rows(self.shape, func, root, [f for f in products if self._is_recomputed(f)])
 
     def _row_reduction_to_join(self, func: str, roots: set[str], hosts: dict[str, set[str]]) -> str | None:
-        """Return the first of ``roots`` to run that reduces the same rows: of an input, or of a product that is recomputed wherever it is read."""
+        """Return the first of ``roots`` to run that reduces the same rows: of an input, of a product that is recomputed wherever it is read, or of one that is stored."""
         order = [f for f in self.algorithm.needed_by(self.outputs) if f in roots]
         same = self._same_iteration_space(func, order[0]) and any(a.tensor == func for a in ex.accesses(self.algorithm[order[0]].expr))
         both = (*self.algorithm[func].labels, *reduction_labels(self.algorithm, func))
         read = inputs_at(self.shape, func, both) & inputs_at(self.shape, order[0], both) and not any(map(self.shape.dots, (func, order[0])))
-        return order[0] if same and (read or self._reduces_product_rows(func, hosts, order[0])) else None
+        return order[0] if same and (read or self._reduces_product_rows(func, hosts, order[0]) or self._read_one_product(func, order[0])) else None
+
+    def _rounds_stored_product(self, func: str) -> bool:
+        """Return whether ``func`` is a product in fewer bytes, which others read: it is stored instead of the product."""
+        e = self.algorithm[func].expr
+        made = e.arg.tensor if isinstance(e, ex.Cast) and isinstance(e.arg, ex.Access) else ""
+        return made in self.algorithm.funcs and bool(self.shape.dots(made)) and cast_bytes(self.algorithm, func) < 4 and not self._is_recomputed(made)
+
+    def _read_one_product(self, func: str, other: str) -> bool:
+        """Return whether both read one product that has a kernel of its own, or what that kernel makes of it."""
+        read = [{a.tensor for a in ex.accesses(self.algorithm[f].expr)} & {*self.algorithm.funcs} for f in (func, other)]
+        made = [f for t in read[0] & read[1] for f in self.algorithm.needed_by((t,)) if self.shape.dots(f)]
+        return bool(made) and not any(map(self._is_recomputed, made))
 
     def _reduces_product_rows(self, func: str, hosts: dict[str, set[str]], root: str) -> bool:
         """Return whether ``func`` reduces rows of a product that is computed where it is read: in ``root`` or elsewhere."""

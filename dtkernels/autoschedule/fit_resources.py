@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ..codegen.analysis.dtype_propagation import operands_only
-from ..codegen.analysis.product_types import BYTES, ElementBytes, InputTypes, typed_buffers, typed_inputs
+from ..codegen.analysis.product_types import BYTES, ElementBytes, InputTypes, cast_bytes, typed_buffers, typed_inputs
 from ..codegen.analysis.resources import check_resources
 from ..codegen.ir.nest import Kernel, has_matrix_product
 from ..codegen.pipeline import lower, prelower
@@ -14,10 +14,8 @@ from ..codegen.powers_of_two import next_power_of_two
 from ..codegen.target import Target
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
-from ..lang.expr import TORCH_NAMES
 from ..lang.schedule import Names, Number, Primitive, Program, Schedule, Sized, Sizes
 
-SHORT_NAMES = {name: short for short, name in TORCH_NAMES.items()}
 _NARROWEST = 16  #: of a tile of a product
 
 
@@ -45,15 +43,15 @@ def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int 
     ``itemsize``: bytes per element of the inputs, or their dtypes.
     """
     copies = {f"{t}_rows": t for t in algorithm.inputs}  # see stage_aligned_copies.py
+    cast = {d.name: n for d in algorithm.definitions if (n := cast_bytes(algorithm, d.name))}
     if isinstance(itemsize, int):
-        return dict.fromkeys((*copies, *algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
+        return cast | dict.fromkeys((*copies, *algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
     algorithm = itemsize.typed(algorithm)
     typed = {**typed_buffers(algorithm), **typed_inputs(algorithm)}
     buffers = {t: BYTES[itemsize.operand(wanted)] for t, wanted in typed.items()}
     inputs = {t: BYTES.get(dtype, 8) for t, dtype in itemsize.of}
     made = {copy: inputs.get(t, 4) for copy, t in copies.items()} | inputs | buffers | dict.fromkeys(algorithm.float8_buffers, 1)  # inputs as kernels get them
-    own = {o: BYTES[SHORT_NAMES[dtype]] for o in outputs if (dtype := algorithm.own_dtype(o)) in SHORT_NAMES}
-    return ElementBytes(itemsize, made | dict.fromkeys(outputs, BYTES[itemsize.result(algorithm)]) | own)
+    return ElementBytes(itemsize, made | dict.fromkeys(outputs, BYTES[itemsize.result(algorithm)]) | cast)
 
 
 def first_too_large(kernels: tuple[Kernel, ...], sizes: dict[str, int], itemsizes: dict[str, int], target: Target) -> Kernel | None:

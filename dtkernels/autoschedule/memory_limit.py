@@ -6,12 +6,10 @@ import math
 from collections.abc import Iterator
 
 from ..algebra.autodiff.rematerialization import is_limit_set, memory_limit
-from ..codegen.analysis.dtype_propagation import operands_only
 from ..codegen.powers_of_two import last_power_of_two
 from ..lang import expr as ex
 from ..lang.schedule import Primitive, Sized, Sizes
 from ..lang.schedule_checks import reduction_labels
-from .kept_products import kept_product
 from .problem import SchedulingProblem
 
 SMALL = 16  #: what takes less than this part of the limit is kept whole
@@ -28,8 +26,7 @@ def pieces_within_limit(shape: SchedulingProblem, roots: tuple[str, ...], member
     logits of a last layer that is the vocabulary: the gradient of the weight is finished piece by piece.
     """
     limit = memory_limit()
-    placed = _takes_place_of_kept(shape, roots, members)
-    between = [r for r in roots if r not in (*shape.outputs, *placed) and SMALL * _bytes(shape, r) > limit and _meets_products(shape, r, roots, members)]
+    between = [r for r in roots if r not in shape.outputs and SMALL * _bytes(shape, r) > limit and _meets_products(shape, r, roots, members)]
     limit = limit_beside(shape, between)
     large = between if sum(_bytes(shape, r) for r in between) > limit else []
     if not limit or not large:
@@ -42,16 +39,6 @@ def pieces_within_limit(shape: SchedulingProblem, roots: tuple[str, ...], member
         size = max(SHORTEST, last_power_of_two(max(1, room // each)))
         if size < shape.sizes[label]:
             yield tuple(Sizes(r, "chunk", (Sized(label, size),)) for r in large)
-
-
-def _takes_place_of_kept(shape: SchedulingProblem, roots: tuple[str, ...], members: dict[str, list[str]]) -> set[str]:
-    """Return the Funcs that are made, element by element, of a product that was kept on purpose (kept_products.py), and stored in its place."""
-    found = kept_product(shape)
-    if found is None or found.host not in roots or found.kept not in members[found.host]:
-        return set()
-    labels = shape.algorithm[found.kept].labels
-    readers = [r for r in roots if r != found.host and any(a.tensor == found.kept for m in members[r] for a in ex.accesses(shape.algorithm[m].expr))]
-    return {r for r in readers if len(readers) == 1 and shape.algorithm[r].labels == labels}
 
 
 def limit_beside(shape: SchedulingProblem, between: list[str]) -> int:
@@ -68,8 +55,7 @@ def _held_by_caller(shape: SchedulingProblem, between: list[str]) -> int:
 
 
 def _bytes(shape: SchedulingProblem, func: str) -> int:
-    narrow = func in operands_only(shape.algorithm)
-    return shape.elements(func) * (min(shape.itemsize, 4) if narrow else 4)
+    return shape.elements(func) * shape.stored_bytes(func)
 
 
 def _meets_products(shape: SchedulingProblem, func: str, roots: tuple[str, ...], members: dict[str, list[str]]) -> bool:

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from ..algebra.operand_types import OperandTypes
-from ..codegen.analysis.product_types import BYTES, InputTypes
+from ..codegen.analysis.dtype_propagation import operands_only
+from ..codegen.analysis.product_types import BYTES, InputTypes, cast_bytes
 from ..codegen.powers_of_two import last_power_of_two
 from ..codegen.target import Target
 from ..lang import expr as ex
@@ -61,6 +62,12 @@ class SchedulingProblem:
         types = OperandTypes(self.algorithm)
         narrow = self.itemsize == 2 and self.target.has_float8 and self.algorithm.has_float8 and all(types.of(dot).float8 for dot in dots)
         return replace(self, itemsize=1) if narrow else self
+
+    def stored_bytes(self, func: str) -> int:
+        """Return the bytes of an element of a Func that lies between kernels, or is an output."""
+        if func in self.outputs:
+            return min(self.itemsize, 4)
+        return cast_bytes(self.algorithm, func) or (min(self.itemsize, 4) if func in operands_only(self.algorithm) else 4)
 
     def result_bytes(self) -> int:
         """Return bytes an element of the outputs."""

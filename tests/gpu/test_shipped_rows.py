@@ -1,4 +1,4 @@
-"""The kernels that are shipped for an H200: each row's, on tensors of its sizes, against a reference in higher precision."""
+"""The kernels that are shipped for this GPU, on others those for an H200: each row's, on tensors of its sizes, against a reference in higher precision."""
 
 import gc
 import sys
@@ -15,11 +15,14 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 from dtkernels.runtime.bind.operator import Variant  # noqa: E402
-from dtkernels.runtime.tables.table import Row, read_rows  # noqa: E402
+from dtkernels.runtime.tables.table import Row, read_gpu, read_rows  # noqa: E402
 from dtkernels.tuning.records import inputs_and_reference  # noqa: E402
 from dtkernels.tuning.records.problems import CallKind, TuningProblem, variants_of  # noqa: E402
 
-TABLE = ROOT / "schedule_tables" / "nvidia_h200"
+TABLES = {read_gpu(folder).name: folder for folder in sorted((ROOT / "schedule_tables").glob("nvidia_*"))}
+GPU = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+TABLE = TABLES.get(GPU, ROOT / "schedule_tables" / "nvidia_h200")
+OWN = GPU in TABLES  #: only on the table's own GPU a call is bound to run the row of its sizes
 DEVICE = "cuda"
 SHARED = 2**22  #: elements of an intermediate up to which several processes compute references on one GPU
 pytestmark = pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="the shipped kernels that were measured are of compute capability 9.0")
@@ -57,7 +60,7 @@ def compared(row: Row, group: CallKind, variant: Variant) -> str:
     given = dict(zip((*inputs, *scalars), made.values))
     route, results = variant.dispatch.bind({n: given[n] for n in inputs}, {n: given[n] for n in scalars})
     told = [f"{name}: {why}" for name, got in zip(variant.outputs, results) if (why := inputs_and_reference.wrong(got, made.right[name], group.torch_dtype))]
-    if DEVICE == "cuda" and (route.kind != "prebuilt" or route.candidate is None or dict(route.candidate.row.sizes) != dict(row.sizes)):
+    if OWN and (route.kind != "prebuilt" or route.candidate is None or dict(route.candidate.row.sizes) != dict(row.sizes)):
         told.append(f"a call ran {route.kind}, {route.candidate.row.title() if route.candidate else 'the default schedule'}")
     del made, given, results
     gc.collect()

@@ -79,7 +79,7 @@ def gradient(
     returned = outputs + saved.extra + saved.products
     backward = merge_equal_operands(merge_equal_funcs(backward, tuple(grads.values())))
     backward = _gradients_in_float32(algorithm, outputs, backward, grads)
-    backward = replace(backward, stands_for=_computed_input_sources(saved.forward, backward, r.adjoint_inputs))
+    backward = replace(backward, stands_for=computed_input_sources(saved.forward, backward, r.adjoint_inputs))
     return Gradient(saved.forward, returned, backward, r.adjoint_inputs, grads, saved.products)
 
 
@@ -127,7 +127,7 @@ def _gradients_in_float32(forward: Algorithm, outputs: tuple[str, ...], backward
     return backward.with_definitions(tuple(map(change, backward.definitions)))
 
 
-def _computed_input_sources(forward: Algorithm, backward: Algorithm, adjoints: dict[str, str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def computed_input_sources(forward: Algorithm, backward: Algorithm, adjoints: dict[str, str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """List the inputs of ``backward`` that are computed values (adjoints and saved tensors), each with the sources of its dtype.
 
     The gradients of a product are products of the same operand type, whatever the dtype of the results.

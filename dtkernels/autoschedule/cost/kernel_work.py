@@ -124,11 +124,13 @@ class KernelCount:
         return found
 
     def bytes_of(self, tensor: str) -> int:
-        """Return the bytes of an element: products read and outputs have the dtype of the call, other Funcs are float32."""
+        """Return the bytes of an element: products read and outputs have the dtype of the call, other Funcs are float32 or casts."""
         known = self.plan.known
         if tensor in known.bytewise:
             return 1
-        return self.itemsize if tensor not in known.funcs or tensor in known.multiplied or tensor in known.outputs else 4
+        if tensor not in known.funcs or tensor in known.multiplied or tensor in known.outputs:
+            return self.itemsize
+        return known.cast.get(tensor, 4)
 
     def work(self, live: float) -> Work:
         plan, programs, streamed, sizes = self.plan, 1, self._is_streamed(), self.sizes

@@ -57,17 +57,22 @@ class Outline(NamedTuple):
 
     funcs: tuple[FuncOutline, ...]
     aliases: tuple[tuple[str, tuple[str, ...]], ...]  #: a Func's label -> the labels that an access puts in its place
+    cast: tuple[tuple[str, int], ...] = ()  #: a Func that is a cast to fewer than 4 bytes -> these bytes
 
     @staticmethod
     def of(algorithm: Algorithm) -> Outline:
         """Return the outline of a prepared algorithm."""
-        return Outline(tuple(_func(d.name, d.labels, d.expr) for d in algorithm.definitions), _aliases(algorithm))
+        from ...codegen.analysis.product_types import cast_bytes
+
+        cast = tuple((d.name, n) for d in algorithm.definitions if 0 < (n := cast_bytes(algorithm, d.name)) < 4)
+        return Outline(tuple(_func(d.name, d.labels, d.expr) for d in algorithm.definitions), _aliases(algorithm), cast)
 
     @staticmethod
     def read(data: list) -> Outline:
         """Read what JSON made of an outline: lists in place of tuples."""
-        funcs, aliases = data
-        return Outline(tuple([_read_func(*f) for f in funcs]), tuple([(label, tuple(labels)) for label, labels in aliases]))
+        funcs, aliases, cast = data
+        made = tuple([_read_func(*f) for f in funcs])
+        return Outline(made, tuple([(label, tuple(labels)) for label, labels in aliases]), tuple([(func, n) for func, n in cast]))
 
     def divided_by(self, number: int, instead: int) -> Outline:
         """Replace the number that divides labels in accesses: a manifest stands for all values of a parameter."""
@@ -115,6 +120,10 @@ class Known:
     @cached_property
     def funcs(self) -> dict[str, FuncOutline]:
         return {f.name: f for f in self.outline.funcs}
+
+    @cached_property
+    def cast(self) -> dict[str, int]:
+        return dict(self.outline.cast)
 
     @cached_property
     def aliases(self) -> dict[str, tuple[str, ...]]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...codegen.analysis.dtype_propagation import operands_only
 from ...codegen.analysis.product_types import BYTES
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
@@ -160,8 +159,7 @@ class _Product:
             return 0
         if self.shape.itemsize == 1:
             return self.shape.result_bytes() if self.written in self.shape.outputs else 4
-        narrow = self.written in self.shape.outputs or self.written in operands_only(self.shape.algorithm)
-        return min(self.shape.itemsize, 4) if narrow else 4
+        return self.shape.stored_bytes(self.written)
 
     def _tripled(self) -> Iterator[KernelConfig]:
         """Yield schedules of float32 products as three in TF32 each."""

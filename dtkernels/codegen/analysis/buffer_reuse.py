@@ -2,7 +2,7 @@
 
 Before, with two matrices in memory::
 
-    z_kept[x, y] = cast(rdot(H[x, k], W[y, k], k), bf16);    d_z[x, y] = exp(z_kept[x, y] - l[x]);    d_H[x, k] = rdot(d_z[x, y], W[y, k], y);
+    z_kept[x, y] = cast(rdot(H[x, k], W[y, k], k), bf16);    d_z[x, y] = exp(z_kept[x, y] - l[x]);
 
 After, the kernel of ``d_z`` stores each element where it has read that of ``z_kept``, which nothing reads afterwards.
 """
@@ -19,10 +19,10 @@ ROUNDED = ("bf16", "fp16")
 
 
 def reused_buffers(kernels: Sequence[Kernel], algorithm: Algorithm, kept: frozenset[str]) -> dict[str, str]:
-    """Map Funcs between ``kernels`` to those whose buffers they may take: a rounded copy with the same labels. ``kept`` Funcs are read afterwards."""
+    """Map Funcs to those between ``kernels`` whose buffers they may take: a rounded copy with the same labels. ``kept`` Funcs are read afterwards."""
     found: dict[str, str] = {}
     for i, kernel in enumerate(kernels):
-        for new in (w for w in kernel.writes if w in algorithm and w not in kept):
+        for new in (w for w in kernel.writes if w in algorithm):
             for old in (r for r in kernel.reads if r in algorithm and r not in kept and r not in found.values()):
                 before, after = (any(old in (*k.reads, *k.writes) for k in part) for part in (kernels[:i], kernels[i + 1 :]))
                 if before and not after and _is_rounded(algorithm, old) and algorithm[old].labels == algorithm[new].labels and _stores_where_it_read(kernel, old, new):

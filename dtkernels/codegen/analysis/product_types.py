@@ -20,8 +20,14 @@ from .dtype_propagation import operands_only, product_inputs, value_inputs
 if TYPE_CHECKING:
     from ..ir.nest import Kernel
 
+SHORT_NAMES = {name: short for short, name in ex.TORCH_NAMES.items()}
 #: dtype -> bytes per element
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "int32": 4, "int64": 8}
+
+
+def cast_bytes(algorithm: Algorithm, func: str) -> int:
+    """Return the bytes of an element of a Func that is a cast and is stored as such, 0 of any other."""
+    return BYTES.get(SHORT_NAMES.get(algorithm.own_dtype(func), ""), 0)
 
 
 def typed_buffers(algorithm: Algorithm) -> dict[str, OperandType]:

@@ -157,15 +157,12 @@ class Variant:
         return len(self.outputs) == 1 and outline is not None and any(f.name == self.outputs[0] and not f.labels for f in outline.funcs)
 
     def _made_again(self, wanted: tuple[str, ...]) -> tuple[Product, ...]:
-        """Return the product that forward and backward both make, where one kernel can make it, reduce its rows and store it for the others."""
+        """Return the product that forward and backward both make, and whose adjoint tells all gradients; none where there is none or several."""
         if wanted not in self._again:
             from ...algebra.autodiff.joint import products_made_again
-            from ...algebra.autodiff.rematerialization import JOINT
-            from ...autoschedule.kept_products import find_kept_product
 
             found = products_made_again(self.differentiated, self.outputs, wanted)
-            joint = self.pair(wanted, (JOINT,)).forward if len(found) == 1 else None
-            self._again[wanted] = found if joint is not None and find_kept_product(joint.algorithm, joint.outputs) else ()
+            self._again[wanted] = found if len(found) == 1 else ()
         return self._again[wanted]
 
     def pair(self, wanted: tuple[str, ...], kept: tuple[str, ...] = ()) -> DifferentiablePair:
