@@ -7,7 +7,7 @@
     python benchmarks/kernelbench/run.py --check kernels --only 'conv' --gpu h200
 
 On a GPU results are compared with torch's own on five random inputs, within 1e-4 (float32) or 1e-2 (bfloat16), absolute and relative,
-as the suite does, and with float64. Times are medians of CUDA-graph replays with a cold L2.
+as the suite does, and with float64, which decides where the two differ. Convolutions take no TF32, as products do not. Times are medians of CUDA-graph replays with a cold L2.
 
 --check runs small sizes in Triton's interpreter against float64 (values), and compiles every kernel of the default schedules at the
 published sizes (kernels); it says which are refused, fail to compile, spill, or take more shared memory than there is.
@@ -149,6 +149,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.check:
         return check_all(options)
     torch._functorch.config.donated_buffer = False  # its graphs are run backward more than once
+    torch.backends.cudnn.allow_tf32 = False  # float32 is float32, in convolutions as in products
     todo = cases(options)
     start = time.monotonic()
     if options.jobs:

@@ -9,8 +9,8 @@ from math import prod
 from typing import Any
 
 LIMIT = 256  #: MiB; DTKERNELS_MEMORY_LIMIT is another number
-JOINT = "gradients"  #: what forward saves where it computes the gradients itself, see joint.py
-JOINT_LIMIT = 1024  #: MiB of the products that such a forward holds, where the user has set no limit
+JOINT = "adjoint"  #: what forward saves where it computes the adjoint of a product itself, see joint.py
+JOINT_LIMIT = 1024  #: MiB that such an adjoint may take however small the call is, where the user has set no limit
 LONG = 1024  #: terms of a sum from which on a product is saved; to make it again takes as long as to write and read it at about 500, and scores of attention have up to 576
 
 
@@ -51,18 +51,19 @@ class Product:
         return prod(sizes[label] for label in self.terms)
 
 
-def is_gradient_formed_in_forward(
-    again: tuple[Product, ...], saved: tuple[str, ...], sizes: Mapping[str, Any], known: Callable[[Any], bool] = bool
+def is_adjoint_formed_in_forward(
+    again: tuple[Product, ...], saved: tuple[str, ...], sizes: Mapping[str, Any], held: Any, known: Callable[[Any], bool] = bool
 ) -> bool:
-    """Return whether the forward of one number computes its gradients too.
+    """Return whether the forward of one number computes the adjoint of a product too.
 
-    It does where a product of a long sum is made ``again`` by backward otherwise, and not ``saved``, and where such products in bfloat16, and results
-    for an adjoint of 1, stay within the memory limit.
+    It does where a product of a long sum is made ``again`` by backward otherwise, and not ``saved``, and where the adjoint in bfloat16 stays within the
+    memory limit: of the user, else 1 GiB or the bytes that the caller holds for the call, ``held``, so that memory at most doubles.
     """
     long = [p for p in again if p.name not in saved and known(p.length(sizes) >= LONG)]
-    limit = memory_limit() if is_limit_set() else JOINT_LIMIT << 20
-    held: Any = sum(2 * prod(sizes[label] for label in p.labels) for p in again)
-    return bool(long) and (not limit or known(held <= limit))
+    taken: Any = sum(2 * prod(sizes[label] for label in p.labels) for p in again)
+    if is_limit_set():
+        return bool(long) and (not memory_limit() or known(taken <= memory_limit()))
+    return bool(long) and (known(taken <= JOINT_LIMIT << 20) or known(taken <= held))
 
 
 def products_to_save(

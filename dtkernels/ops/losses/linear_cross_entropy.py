@@ -47,7 +47,9 @@ def linear_cross_entropy(
       DTensor in shards along dimension 0 of a one-dimensional mesh needs no group. If hidden is a DTensor, so is the result.
 
     The result is float32. Logits and their gradient are formed in pieces, in the promoted dtype of hidden and weight; the gradient of weight is
-    accumulated in float32. Differentiable in hidden, weight and bias. Where no kernel runs, the reference holds all logits.
+    accumulated in float32. The sum and the mean of bfloat16 rows keep the logits' gradient instead, in the memory of the logits, where that is
+    no more than 1 GiB, or no more than hidden, weight and their gradients take; DTKERNELS_MEMORY_LIMIT (MiB) sets another limit.
+    Differentiable in hidden, weight and bias. Where no kernel runs, the reference holds all logits.
 
     A target out of range gives inf, or raises IndexError under DTKERNELS_CHECK=1. Raises ValueError where shapes disagree or an option is
     out of range, and TypeError where an argument is not a tensor or target holds no integers.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -142,12 +143,14 @@ class Variant:
 
     def pair_at(self, wanted: tuple[str, ...], sizes: Mapping[str, int | torch.SymInt], itemsize: int, wide: bool = False) -> DifferentiablePair:
         """Return the forward and backward at these extents, where results take ``itemsize`` bytes an element. ``wide``: their range is that of float32."""
-        from ...algebra.autodiff.rematerialization import JOINT, is_gradient_formed_in_forward, products_to_save
+        from ...algebra.autodiff.rematerialization import JOINT, is_adjoint_formed_in_forward, products_to_save
 
         needed = self.pair(wanted, tuple(p.name for p in self.products)).gradient.products
         saved = products_to_save(tuple(p for p in self.products if p.name in needed), sizes, itemsize, _statically_true)
-        if wide and itemsize == 2 and self.is_number and is_gradient_formed_in_forward(self._made_again(wanted), saved, sizes, _statically_true):
-            return self.pair(wanted, (JOINT,))
+        if wide and itemsize == 2 and self.is_number and (again := self._made_again(wanted)):
+            elements = [prod(sizes.get(x, 1) if x else 1 for x in labels) * (2 if n in wanted else 1) for n, labels in self.signature.inputs.items()]
+            if is_adjoint_formed_in_forward(again, saved, sizes, itemsize * sum(elements), _statically_true):
+                return self.pair(wanted, (JOINT,))
         return self.pair(wanted, saved)
 
     @cached_property
