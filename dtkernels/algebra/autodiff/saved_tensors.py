@@ -26,6 +26,9 @@ from ..smart_constructors import ONE, ZERO, factors_of, is_zero, simplify
 from .exchanged_sums import exchange_sums
 
 
+FEW = 2  #: values of a row that are saved one by one
+
+
 @dataclass(frozen=True)
 class SavedTensors:
     """Forward and backward, and the Funcs that forward returns besides its outputs: row values in float32, products in the dtype of results."""
@@ -71,7 +74,7 @@ def choose_saved_tensors(
     backward = _needed(_read_outputs(backward, outputs), grads)
     small = [d for d in forward.definitions if d.name in backward and backward[d.name] == d and _is_small(d, forward)]
     small = [d for d in small if not _compared(d.name, backward)]
-    for d in small:
+    for d in _made_of_many(small, forward, backward):
         if d.name in backward:
             name = fresh_name(f"{d.name}_kept", {*backward.names, *forward.funcs})
             whole = forward.whole_funcs.get(d.name, "bool")  # the place of an extremum may stand in an index
@@ -105,6 +108,25 @@ def _is_small(d: Definition, algorithm: Algorithm) -> bool:
     reduces = any(isinstance(n, (ex.Reduce, ex.Dot)) for n in d.expr.walk())
     larger = any(isinstance(n, ex.Access) and len(n.index) > len(d.labels) for n in nodes)
     return reduces and larger and not any(isinstance(n, ex.Call) and n.fn == "exp" for n in nodes)
+
+
+def _made_of_many(small: list[Definition], forward: Algorithm, backward: Algorithm) -> list[Definition]:
+    """Return ``small`` values of rows, with a value that is made of many of them in their place where backward reads them for it alone.
+
+    Each step of a bisection, ``low2[x] = low1[x] + where(rsum(maximum(A[x, y] - low1[x], 0), y) >= 1, 0.25, 0)``, sums the row once more; the last bound tells all.
+    """
+    left = {d.name: d for d in small}
+    found: list[Definition] = []
+    for d in reversed(forward.definitions):
+        if d.name in left or d.name not in backward or backward[d.name] != d or any(isinstance(n, (ex.Reduce, ex.Dot, ex.Scan)) for n in d.expr.walk()):
+            continue
+        inner = {*backward.needed_by((d.name,))}
+        of = [f for f in inner & left.keys() if left[f].labels == d.labels]
+        others = {a.tensor for e in backward.definitions if e.name not in inner for a in ex.accesses(e.expr)}
+        if len(of) > FEW and not others & {*of}:
+            found.append(d)
+            left = {f: e for f, e in left.items() if f not in of}
+    return [*found, *left.values()]
 
 
 def _summed_exponent(d: Definition, algorithm: Algorithm) -> ex.Expr | None:

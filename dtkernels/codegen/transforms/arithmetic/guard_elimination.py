@@ -96,59 +96,73 @@ def _guards_left(body: tuple[Statement, ...], loads: dict[str, float]) -> int:
 
 def _is_redundant(guard: Guard, lets: dict[str, Tile], loads: dict[str, float]) -> bool:
     """Return whether ``guard.arg`` is the neutral element anyway past the extent of each guarded axis."""
-    return all(_value_out_of_bounds(guard.arg, axis, lets, loads) == guard.neutral for axis in guard.axes)
+    return all(_PastExtent(axis, lets, loads).value(guard.arg) == guard.neutral for axis in guard.axes)
 
 
-def _value_out_of_bounds(tile: Tile, axis: nest.Axis, lets: dict[str, Tile], loads: dict[str, float]) -> float | None:
-    """Return the constant value of ``tile`` where ``axis`` is past its extent; None if it is not known."""
-    match tile:
-        case Const(value):
-            return None if isinstance(value, bool) else float(value)
-        case Local(name, _):
-            named = lets.get(name)
-            if isinstance(named, Load):
-                masked = axis in mask_axes(named.index)
-                return (0.0 if named.checked else loads[name]) if masked else None
-            return _value_out_of_bounds(named, axis, lets, loads) if named is not None else None
-        case Guard(arg, axes, neutral):
-            return neutral if axis in axes else _value_out_of_bounds(arg, axis, lets, loads)
-        case Op("+" | "-" as fn, (a, b)) if (left := _value_out_of_bounds(a, axis, lets, loads)) is not None and math.isinf(left):
-            right = _value_out_of_bounds(b, axis, lets, loads)
-            cancels = left if fn == "-" else -left  # inf - inf is NaN
-            if right is None:  # past the extent an operand that varies along the axis may be NaN: sqrt(0 - 1)
-                return left if axis not in nest.axes_of(b) and _is_never(b, cancels, lets) else None
-            return left if right != cancels else None
-        case Op(fn, args):
-            return _value_of_op(fn, [_value_out_of_bounds(a, axis, lets, loads) for a in args])
-    return None
+class _PastExtent:
+    """What values are where an axis is past its extent. Each name is looked at once: of a chain of names that are used twice each there are 2^n uses."""
 
+    def __init__(self, axis: nest.Axis, lets: dict[str, Tile], loads: dict[str, float]):
+        self.axis, self.lets, self.loads = axis, lets, loads
+        self.known: dict[str, float | None] = {}
+        self.never: dict[tuple[str, float], bool] = {}
 
-def _is_never(tile: Tile, value: float, lets: dict[str, Tile]) -> bool:
-    """Return whether no element of ``tile`` can be the infinity ``value``, for any inputs."""
-    match tile:
-        case Const(own):
-            return own != value
-        case nest.Position() | nest.Size() | nest.Start() | nest.Step():
-            return True
-        case Local(name, _):
-            return name in lets and _is_never(lets[name], value, lets)
-        case Load():
-            return tile.shift and value == -math.inf
-        case Guard(arg, _, neutral):
-            return neutral != value and _is_never(arg, value, lets)
-        case Op("where", (Op(">", (x, Const(low))), y, other)) if x == y and low == value == -math.inf:
-            return _is_never(other, value, lets)
-        case Op("where", (_, a, b)) | Op("+", (a, b)):
-            return _is_never(a, value, lets) and _is_never(b, value, lets)
-        case Op("-", (a, b)):
-            return _is_never(a, value, lets) and _is_never(b, -value, lets)
-        case Op("neg", (a,)):
-            return _is_never(a, -value, lets)
-        case Op(fn, _) if fn in FUNCTIONS and FUNCTIONS[fn].is_finite:
-            return True
-        case Op("exp" | "exp2" | "abs" | "sqrt", _):
-            return value < 0
-    return False
+    def value(self, tile: Tile) -> float | None:
+        """Return the constant value of ``tile``; None if it is not known."""
+        match tile:
+            case Const(value):
+                return None if isinstance(value, bool) else float(value)
+            case Local(name, _):
+                if name not in self.known:
+                    self.known[name] = self._named(name)
+                return self.known[name]
+            case Guard(arg, axes, neutral):
+                return neutral if self.axis in axes else self.value(arg)
+            case Op("+" | "-" as fn, (a, b)) if (left := self.value(a)) is not None and math.isinf(left):
+                right = self.value(b)
+                cancels = left if fn == "-" else -left  # inf - inf is NaN
+                if right is None:  # past the extent an operand that varies along the axis may be NaN: sqrt(0 - 1)
+                    return left if self.axis not in nest.axes_of(b) and self._is_never(b, cancels) else None
+                return left if right != cancels else None
+            case Op(fn, args):
+                return _value_of_op(fn, [self.value(a) for a in args])
+        return None
+
+    def _named(self, name: str) -> float | None:
+        named = self.lets.get(name)
+        if isinstance(named, Load):
+            masked = self.axis in mask_axes(named.index)
+            return (0.0 if named.checked else self.loads[name]) if masked else None
+        return self.value(named) if named is not None else None
+
+    def _is_never(self, tile: Tile, value: float) -> bool:
+        """Return whether no element of ``tile`` can be the infinity ``value``, for any inputs."""
+        match tile:
+            case Const(own):
+                return own != value
+            case nest.Position() | nest.Size() | nest.Start() | nest.Step():
+                return True
+            case Local(name, _):
+                if (name, value) not in self.never:
+                    self.never[name, value] = name in self.lets and self._is_never(self.lets[name], value)
+                return self.never[name, value]
+            case Load():
+                return tile.shift and value == -math.inf
+            case Guard(arg, _, neutral):
+                return neutral != value and self._is_never(arg, value)
+            case Op("where", (Op(">", (x, Const(low))), y, other)) if x == y and low == value == -math.inf:
+                return self._is_never(other, value)
+            case Op("where", (_, a, b)) | Op("+", (a, b)):
+                return self._is_never(a, value) and self._is_never(b, value)
+            case Op("-", (a, b)):
+                return self._is_never(a, value) and self._is_never(b, -value)
+            case Op("neg", (a,)):
+                return self._is_never(a, -value)
+            case Op(fn, _) if fn in FUNCTIONS and FUNCTIONS[fn].is_finite:
+                return True
+            case Op("exp" | "exp2" | "abs" | "sqrt", _):
+                return value < 0
+        return False
 
 
 def _value_of_op(fn: str, args: list[float | None]) -> float | None:
