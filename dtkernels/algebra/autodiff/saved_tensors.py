@@ -25,7 +25,6 @@ from ..rules.exponentials.sum_exp_addends import addends, shifted_alike
 from ..smart_constructors import ONE, ZERO, factors_of, is_zero, simplify
 from .exchanged_sums import exchange_sums
 
-
 FEW = 2  #: values of a row that are saved one by one
 
 

@@ -40,10 +40,12 @@ def _picking_labels(shape: SchedulingProblem, func: str) -> set[str]:
         terms = (node.arg,) if isinstance(node, ex.Reduce) else (node.left, node.right) if isinstance(node, ex.Dot) else ()
         for condition in (term.args[0] for term in terms if isinstance(term, ex.Call) and term.fn == "where"):
             for test in conjuncts_of(condition):
-                if isinstance(test, ex.Binary) and test.op == ">=" and isinstance(test.right, ex.Access) and test.left in map(ex.Label, node.labels):  # type: ignore[attr-defined]
-                    found |= ex.free_labels(test.right)
+                match test:
+                    case ex.Binary(">=", ex.Label(label), ex.Access() as bound) if label in node.labels:  # type: ignore[attr-defined]
+                        found |= ex.free_labels(bound)
     return found & {*shape.algorithm[func].labels}
 
 
 def _has_rows_and_columns(dot: ex.Dot) -> bool:
-    return all(ex.free_labels(side) - {*dot.labels} for side in (dot.left, dot.right))
+    left, right = ex.free_labels(dot.left), ex.free_labels(dot.right)
+    return bool(left - right) and bool(right - left)
