@@ -36,7 +36,7 @@ from .rules.gemm_row_reduction import (
     reduced_product_labels,
 )
 from .rules.product_sides import NARROW
-from .rules.reduction import ROW_LIMIT
+from .rules.reduction import ROW_LIMIT, starts_anywhere
 from .rules.registry import kernel_config
 from .rules.registry import proposals as rule_proposals
 from .rules.scan import scan_consumer
@@ -445,7 +445,9 @@ class _Fusion:
         if sibling := next((p.func for p in found if p.args == place and self._is_sibling(func, p.func)), None):
             return (sibling, reduced[-1])
         longest, held = max((self.sizes[r] for r in reduced), default=0), math.prod(next_power_of_two(self.sizes[r]) for r in reduced)
-        if self.shape.dots(func) or (longest <= WHOLE_SIDE if self._reduces_product_rows(func, hosts, place[0]) else held <= ROW_LIMIT):
+        loose = any(starts_anywhere(self.shape, r, list(ex.accesses(self.algorithm[func].expr))) for r in reduced)
+        most = ROW_LIMIT // 2 if loose else ROW_LIMIT
+        if self.shape.dots(func) or (longest <= WHOLE_SIDE if self._reduces_product_rows(func, hosts, place[0]) else held <= most):
             return place
         for user in (p.func for p in found if p.args == place):
             if self._same_iteration_space(func, user) and any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)):

@@ -15,8 +15,8 @@ from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem
 
-ROW, ELEMENTS = 1024, 8192  #: elements of a block's row, and of a tile
-WARPS = 8
+ROW, ELEMENTS = 512, 4096  #: elements of a block's row, and of a tile
+WARPS = 4
 
 
 def picked_sum_configs(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
@@ -30,7 +30,7 @@ def picked_sum_configs(shape: SchedulingProblem, root: str, members: list[str]) 
         block[labels[-1]] = min(ROW, next_power_of_two(shape.sizes[labels[-1]]))
     steps = dict.fromkeys(reduced, 1)
     steps[reduced[-1]] = max(1, min(next_power_of_two(shape.sizes[reduced[-1]]), ELEMENTS // block[labels[-1]]))
-    yield shape.config(root, block, {**steps, **block}, WARPS, 3)
+    yield shape.config(root, block, {**steps, **block}, WARPS, 1)
 
 
 def _picking_labels(shape: SchedulingProblem, func: str) -> set[str]:

@@ -19,7 +19,7 @@ WHOLE_COLUMN = 256  #: longest column held in registers where results are writte
 PAIR, PAIR_TERMS = (16, 32), 8  #: block of what meets all of another side's rows, and terms at once
 SIDE, LINE, SECTOR = 64, 128, 16  #: widest side of a block that is read along one label and written along another, bytes of it, narrowest
 HELD, FULL = 4, 4  #: block of a label that an input lacks, and programs a multiprocessor that it leaves
-LONG_STEP = 16384  #: elements at once of a row that is longer
+LONG_STEP, LOOSE_STEP = 16384, 8192  #: elements at once of a row that is longer; of one that starts at no multiple of 16 bytes
 
 
 def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig:
@@ -32,7 +32,7 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     if sides := _transposed_labels(shape, root, members, read):
         return _transpose_tiles(shape, root, sides, members)
     tile: dict[str, int] = {}
-    width = 1
+    width, loose = 1, False
     passing = stores_while_reducing(shape, root, members)
     columns = [r for r in reduced if r in labels and r != labels[-1] and not passing and shape.sizes[r] <= WHOLE_COLUMN]
     if len(columns) > 1 and math.prod(next_power_of_two(shape.sizes[r]) for r in reduced) > ROW_LIMIT:
@@ -47,8 +47,10 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
         tile[r] = min(next_power_of_two(shape.sizes[r]), rows)
         width, rows = width * tile[r], rows // tile[r]
     for r in (r for r in rest if r not in down):
-        whole = next_power_of_two(shape.sizes[r]) * width <= (ROW_LIMIT // 2 if _exceeds_registers(shape, r, members, read) else ROW_LIMIT)
-        tile[r] = 0 if whole else max(1, min(next_power_of_two(shape.sizes[r]), LONG_STEP // min(width, LONG_STEP)))
+        loose = starts_anywhere(shape, r, read)
+        whole = next_power_of_two(shape.sizes[r]) * width <= (ROW_LIMIT // 2 if loose or _exceeds_registers(shape, r, members, read) else ROW_LIMIT)
+        step = LOOSE_STEP if loose else LONG_STEP
+        tile[r] = 0 if whole else max(1, min(next_power_of_two(shape.sizes[r]), step // min(width, step)))
         width *= next_power_of_two(shape.sizes[r]) if whole else tile[r]
     room = max(1, _elements(shape, reduced, width, bool(set(reduced) & set(labels))) // width)
     block: dict[str, int] = {}
@@ -69,10 +71,10 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     if passing:
         more = {"stages_of": ((reduced[0], 3),)}
     again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
-    if again:
+    if again and not loose:
         more["evictions"] = tuple((t, "reread") for t in again)
     prefetches = bool(more) and len(again) != 1
-    warps = 4 if passing else _warps(width, bool(reduced), not labels, prefetches, min(32, 1024 // shape.target.warp_size))
+    warps = 4 if passing else 8 if loose and width == LOOSE_STEP else _warps(width, bool(reduced), not labels, prefetches, min(32, 1024 // shape.target.warp_size))
     return shape.config(root, block, tile, warps, 3, share=2 if passing else 8, approximations=approximations(shape, members), **more)
 
 
@@ -83,6 +85,16 @@ def _warps(width: int, reduces: bool, alone: bool, prefetches: bool, most: int) 
     if alone and width >= 1024:
         return 16
     return 4 if not reduces or 2048 < width < 8192 else 2 if width <= 2048 else 16
+
+
+def starts_anywhere(shape: SchedulingProblem, label: str, read: list[ex.Access]) -> bool:
+    """Return whether rows along ``label`` start at no multiple of 16 bytes, so that elements are loaded one by one.
+
+    Softmax of 1747 x 20343 took 74 us in steps of 8192 by 8 warps, 101 held by 32 warps, 112 in steps of 32768; 1275 x 114475 took 413, and 500 in steps of
+    2048 by 4 warps that ask the L2 to keep what is read again (bfloat16, H100).
+    """
+    tensors = {a.tensor for a in read if contiguous_label(a) == (label,) and len(a.index) > 1}
+    return bool(tensors) and not shape.aligned(tensors)
 
 
 def _exceeds_registers(shape: SchedulingProblem, label: str, members: list[str], read: list[ex.Access]) -> bool:

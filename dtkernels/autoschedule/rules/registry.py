@@ -21,6 +21,7 @@ from .candidates.tile_space import tile_candidates, variants
 from .chain_candidates import chain_candidates
 from .chained_gemm import chain_configs
 from .gemm import product_configs
+from .matrix_vector import matrix_vector_configs
 from .picked_sums import picked_sum_configs
 from .reduction import row_tiles
 from .row_column_reduction import row_column_candidates, row_column_tiles
@@ -60,6 +61,7 @@ KINDS = (
     Kind("picked sums", picked_sum_configs),
     Kind("product and row reduction", swept_configs),
     Kind("chained products", chain_configs),
+    Kind("matrix-vector products", matrix_vector_configs),
     Kind("products", product_configs),
     Kind(BOTH, _only(row_column_tiles)),
     Kind(ROWS, _only(row_tiles)),

@@ -27,8 +27,9 @@ from ...cost.kernel_config import KernelConfig
 from ...problem import SchedulingProblem
 from ..gemm_candidates import parts
 from ..product_sides import packed, sides
-from ..reduction import approximations, contiguous_label, loaded_accesses
+from ..reduction import approximations
 from ..sibling_gemms import products
+from ..streamed_operands import sides_of_largest
 
 VECTOR = 16  #: bytes that a thread loads at once
 LOADED = (1, 2, 4)  #: vectors of a thread in a tile
@@ -51,7 +52,7 @@ def streamed_candidates(shape: SchedulingProblem, root: str, members: list[str])
     others = any(isinstance(n, ex.Reduce) for m in members for n in shape.algorithm[m].expr.walk())
     if others or summed.keys() & set(own):  # they run inside the loop, or over blocks
         return
-    along, across = _sides_of_largest(shape, root, members, (*own, *summed))
+    along, across = sides_of_largest(shape, root, members, (*own, *summed))
     few = {x: max(1, shape.sizes[x]) for dot in dots for side in sides(shape, root, dot) if math.prod(shape.sizes[x] for x in side) <= FEW for x in side}
     vector = max(1, VECTOR // shape.itemsize)
     for warps, loaded, width in product(WARPS, LOADED, WIDTHS):
@@ -71,15 +72,6 @@ def _is_thin(shape: SchedulingProblem, root: str, dot: ex.Dot) -> bool:
     """Return whether a product has few rows, few columns or few terms."""
     rows, columns, terms = (math.prod(shape.sizes[x] for x in side) for side in (*sides(shape, root, dot), dot.labels))
     return min(rows, columns) <= FEW or terms <= FEW_TERMS
-
-
-def _sides_of_largest(shape: SchedulingProblem, root: str, members: list[str], labels: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Return the label along which the largest tensor lies contiguous, and the longest of its others, each if there is one."""
-    read = [(ex.free_labels(a), contiguous_label(a)) for a in loaded_accesses(shape, root, members)]
-    stored = [({*own}, own[-1:]) for m in members if m == root or m in shape.outputs if (own := shape.algorithm[m].labels)]
-    every, last = max((*stored, *read), key=lambda tensor: math.prod(shape.sizes[x] for x in tensor[0] if x in labels))
-    others = sorted((x for x in labels if x in every and x not in last), key=lambda x: shape.sizes[x])
-    return [x for x in last if x in labels], others[-1:]
 
 
 def _split(shape: SchedulingProblem, root: str, members: list[str], tile: dict[str, int], warps: int) -> Iterator[KernelConfig]:
