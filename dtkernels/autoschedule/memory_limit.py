@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..algebra.autodiff.rematerialization import is_limit_set, memory_limit
 from ..codegen.analysis.dtype_propagation import operands_only
-from ..codegen.powers_of_two import last_power_of_two
+from ..codegen.powers_of_two import last_power_of_two, next_power_of_two
 from ..lang import expr as ex
 from ..lang.schedule import Primitive, Sized, Sizes
 from ..lang.schedule_checks import reduction_labels
@@ -39,9 +39,22 @@ def pieces_within_limit(shape: SchedulingProblem, roots: tuple[str, ...], member
         sums = _summed_bytes(shape, label, roots)
         room = limit - sums if 2 * sums <= limit else limit
         each = sum(_bytes(shape, r) for r in large) // shape.sizes[label]
-        size = max(SHORTEST, last_power_of_two(max(1, room // each)))
+        size = max(_shortest(shape, label, large), last_power_of_two(max(1, room // each)))
         if size < shape.sizes[label]:
             yield tuple(Sizes(r, "chunk", (Sized(label, size),)) for r in large)
+
+
+def _shortest(shape: SchedulingProblem, label: str, large: list[str]) -> int:
+    """Return the fewest elements of a piece along ``label`` with which products fill the GPU: of a batch as many as have a block for each multiprocessor.
+
+    32 x 32 heads of 512 rows and 1024 columns in float32 took 42 ms in pieces of 128 rows on an H100, each of which reads all keys and values; a piece of four
+    batches reads its own.
+    """
+    dots = [dot for d in shape.algorithm.definitions for dot in shape.dots(d.name)]
+    if any((label in ex.free_labels(dot.left)) != (label in ex.free_labels(dot.right)) or label in dot.labels for dot in dots):
+        return SHORTEST
+    each = min(shape.elements(f) // shape.sizes[label] for f in large)
+    return min(SHORTEST, next_power_of_two(-(-shape.target.multiprocessors * SHORTEST**2 // max(1, each))))
 
 
 def _takes_place_of_kept(shape: SchedulingProblem, roots: tuple[str, ...], members: dict[str, list[str]]) -> set[str]:

@@ -14,6 +14,7 @@ from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
 from ..lang.algorithm import operand_names
 from ..lang.schedule_checks import reduction_labels
+from .float32_products import tripled_float32
 from .memory_limit import SHORTEST, memory_limit
 from .problem import WHOLE_SIDE, SchedulingProblem
 from .rules.reduction import ROW_LIMIT
@@ -26,7 +27,7 @@ MOST = 3  #: operands that are tried one by one
 def stored_operands(shape: SchedulingProblem) -> list[tuple[str, ...]]:
     """Return sets of names of operands to try: all that may be worth it, then each by itself."""
     names = operand_names(shape.algorithm).items()
-    worth = tuple(name for name, e in names if _is_converted(shape, e) and _is_reread(shape, e) and _has_room(shape, e))
+    worth = tuple(name for name, e in names if (_is_converted(shape, e) or _is_crossed(shape, e)) and _is_reread(shape, e) and _has_room(shape, e))
     return [worth, *((name,) for name in worth[:MOST] if len(worth) > 1)] if worth else []
 
 
@@ -35,7 +36,7 @@ def _is_converted(shape: SchedulingProblem, operand: ex.Expr) -> bool:
     e = operand.arg if isinstance(operand, ex.Unary) and operand.op == "-" else operand
     types = OperandTypes(shape.algorithm)
     if any(types.of(dot).float8 for dot in _products(shape, operand)):
-        return _is_turned(shape, operand)
+        return shape.target.has_float8 and _is_turned(shape, operand)
     if rows := rows_of(e):
         given = dict(shape.types.of) if shape.types else {}
         return isinstance(e, ex.Access) and rows.tensor in shape.algorithm.inputs and given.get(rows.tensor, "") in NARROW
@@ -43,15 +44,19 @@ def _is_converted(shape: SchedulingProblem, operand: ex.Expr) -> bool:
 
 
 def _is_turned(shape: SchedulingProblem, operand: ex.Expr) -> bool:
-    """Return whether a float8 operand lies contiguous along no label that its products sum over, and a copy of it would.
+    """Return whether an input that is an operand lies contiguous along no label that its products sum over; a copy of it does.
 
-    The matrix units read elements of 8 bits along the sum alone: in the loop each step turns its tile round, byte by byte.
+    The matrix units read elements of 8 and of 32 bits along the sum alone: in the loop each step turns its tile round, element by element.
     """
-    if not shape.target.has_float8 or not isinstance(operand, ex.Access) or operand.tensor not in shape.algorithm.inputs:
+    if not isinstance(operand, ex.Access) or not operand.index:
         return False
     summed = {label for dot in _products(shape, operand) for label in dot.labels}
-    copied = [label for label in shape.algorithm.labels if label in ex.free_labels(operand)]
-    return bool(copied) and not ex.free_labels(operand.index[-1]) & summed and copied[-1] in summed
+    return bool(summed & ex.free_labels(operand)) and not ex.free_labels(operand.index[-1]) & summed
+
+
+def _is_crossed(shape: SchedulingProblem, operand: ex.Expr) -> bool:
+    """Return whether three products in TF32 would turn a float32 operand round in the loop."""
+    return shape.itemsize == 4 and tripled_float32(shape.target) and _is_turned(shape, operand)
 
 
 def _products(shape: SchedulingProblem, operand: ex.Expr) -> list[ex.Dot]:

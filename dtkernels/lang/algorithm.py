@@ -356,7 +356,7 @@ def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
     every = operand_names(algorithm) if wanted else {}
     for name in (n for n in every if n in wanted):
         side = every[name]
-        labels = tuple(label for label in algorithm.labels if label in free_labels(side))
+        labels = _operand_labels(algorithm, side)
         access = Access(name, tuple(Label(label) for label in labels))
         changed = tuple(replace(d, expr=_with_operand(d.expr, side, access)) for d in algorithm.definitions)
         first = next(i for i, (d, before) in enumerate(zip(changed, algorithm.definitions)) if d.expr != before.expr)
@@ -367,6 +367,16 @@ def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
             operands=algorithm.operands | {name},
         )
     return algorithm
+
+
+def _operand_labels(algorithm: Algorithm, side: Expr) -> tuple[str, ...]:
+    """Return the labels of a stored operand, in the order of the algorithm; of a copied tensor those that are summed over come last, so that it lies contiguous along them."""
+    labels = [label for label in algorithm.labels if label in free_labels(side)]
+    if isinstance(side, Access):
+        dots = (n for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, Dot) and side in (n.left, n.right))
+        summed = {label for dot in dots for label in dot.labels}
+        labels.sort(key=lambda label: label in summed)
+    return tuple(labels)
 
 
 def _with_operand(e: Expr, side: Expr, access: Access) -> Expr:

@@ -66,6 +66,7 @@ class Work(NamedTuple):
     depth: int = 0  #: terms of the sum in a step
     merges: int = 0  #: kernels that merge the parts of a split
     float8: bool = False  #: whether the matrix units multiply float8
+    across: bool = False  #: whether rows of a float32 product lie contiguous, not its sum
 
 
 class KernelCount:
@@ -189,7 +190,7 @@ class KernelCount:
         parted = any(len(binary_parts(self.step.get(x, 1))) > 1 for p, *_ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
-                    added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, *self._float32_products(), plan.apart or int(merged > 0), self.float8)  # fmt: skip
+                    added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, *self._float32_products(), plan.apart or int(merged > 0), self.float8, self.itemsize >= 4 and any(plan.crossed(p)[0] for p, *_ in plan.products))  # fmt: skip
 
     def _depth(self) -> int:
         """Return the terms of the sum in a step, of the shallowest product."""
@@ -207,8 +208,8 @@ class KernelCount:
         if self.itemsize < 4 or not self.plan.products:
             return False, False, False, 0
         tripled = self._approximates()
-        crossed = [x for product, *_ in self.plan.products for x in self.plan.crossed(product)]
-        return tripled, bool(crossed), any(self.sizes.get(x, 1) % VECTOR for x in crossed), self._depth()
+        crossed = [x for product, *_ in self.plan.products for x in self.plan.crossed(product)[1]]
+        return tripled, bool(crossed), not self.plan.config.descriptors and any(self.sizes.get(x, 1) % VECTOR for x in crossed), self._depth()
 
     def _registers(self, access: Access, tile: float, vector: float) -> float:
         """Return registers of a tile's loads: an address each, or address and data where no copy to shared memory runs by itself."""

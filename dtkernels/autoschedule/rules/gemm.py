@@ -167,10 +167,13 @@ class _Product:
         """Yield schedules of float32 products as three in TF32 each."""
         m, n, k, batch = self._extents
         cores, more = self.shape.target.multiprocessors, {"approximations": (("rdot", ""),)}
+        copied = {**more, **found, "persistent": False} if (found := self._descriptors()) and (found["staged"] or found["aligns"]) else {}
         for of in gemm_candidates.tiles(m, n * len(self.dots), k, batch, cores, self.shape.itemsize, tripled=True):
             rows, columns = each_of(self.dots, of.rows, of.columns)
             of = of._replace(rows=rows, columns=columns)
             yield self._config(of, more)
+            if copied and self._blocks(m, n, rows, columns, batch) >= cores // 2:  # rows that start anywhere: a mask of each load takes elements one by one
+                yield self._config(of, copied)
             for count in gemm_candidates.parts(self._blocks(m, n, rows, columns, batch), k // of.depth, cores):
                 yield self._config(of, more, parts=count)
 
