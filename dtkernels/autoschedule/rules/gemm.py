@@ -109,7 +109,12 @@ class _Product:
         more = combined(more or {}, self._padded)
         grouped = (self.rows[-1], self.columns[-1], group or (4 if more.get("persistent") else 8)) if self.rows and self.columns else None
         share = share if self._steps(tile) >= MERGED else 0
-        return self.shape.config(self.root, block, tile, of.warps, of.stages, grouped, share, parts, **more)
+        stages = of.stages if more.get("persistent") else min(of.stages, self._rounds(tile) + 1)  # more would hold shared memory that no load needs
+        return self.shape.config(self.root, block, tile, of.warps, stages, grouped, share, parts, **more)
+
+    def _rounds(self, tile: dict[str, int]) -> int:
+        """Return the steps of all loops of the sum."""
+        return math.prod(-(-self.shape.sizes[label] // tile[label]) for label in reduction_labels(self.shape.algorithm, self.main) if tile.get(label))
 
     def _candidates(self) -> Iterator[KernelConfig]:
         """Yield schedules of this kernel: tiles, each plain, split, or with descriptors and persistent programs."""
