@@ -35,13 +35,15 @@ def pieces_within_limit(shape: SchedulingProblem, roots: tuple[str, ...], member
     if not limit or not large:
         return
     shared = [label for label in shape.algorithm[large[0]].labels if all(label in shape.algorithm[r].labels for r in large)]
-    for label in sorted(shared, key=lambda x: _summed_bytes(shape, x, roots)):
+    found = []
+    for label in shared:
         sums = _summed_bytes(shape, label, roots)
         room = limit - sums if 2 * sums <= limit else limit
         each = sum(_bytes(shape, r) for r in large) // shape.sizes[label]
         size = max(_shortest(shape, label, large), last_power_of_two(max(1, room // each)))
         if size < shape.sizes[label]:
-            yield tuple(Sizes(r, "chunk", (Sized(label, size),)) for r in large)
+            found.append((size * each > limit, sums, tuple(Sizes(r, "chunk", (Sized(label, size),)) for r in large)))
+    yield from (pieces for *_, pieces in sorted(found, key=lambda f: f[:2]))
 
 
 def _shortest(shape: SchedulingProblem, label: str, large: list[str]) -> int:
