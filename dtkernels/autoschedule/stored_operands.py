@@ -23,6 +23,7 @@ IN_LOOP = 1.8  #: the time of such loops relative to what is predicted, where th
 #: for each side that lies along a sum over pairs, its time relative to what is predicted, and to that of copies: 105 and 68 us on an H100, where 83 and 92 are predicted
 ACROSS = 1.25
 NARROW = ("int8", "uint8", *ex.FLOAT8)  #: dtypes that are converted beside operands of 16 or 32 bits
+FROM_SHARED = 90  #: compute capability from which on they do; earlier ones take operands from registers
 FLOATS = ("fp32", "bf16", "fp16")
 MOST = 3  #: operands that are tried one by one
 
@@ -74,8 +75,8 @@ def _is_turned(shape: SchedulingProblem, operand: ex.Expr) -> bool:
 
 
 def _is_crossed(shape: SchedulingProblem, operand: ex.Expr) -> bool:
-    """Return whether three products in TF32 would turn a float32 operand round in the loop."""
-    return shape.itemsize == 4 and tripled_float32(shape.target) and _is_turned(shape, operand)
+    """Return whether three products in TF32 would turn a float32 operand round in the loop, on GPUs whose matrix units read operands from shared memory."""
+    return shape.itemsize == 4 and tripled_float32(shape.target) and int(shape.target.arch) >= FROM_SHARED and _is_turned(shape, operand)
 
 
 def _products(shape: SchedulingProblem, operand: ex.Expr) -> list[ex.Dot]:

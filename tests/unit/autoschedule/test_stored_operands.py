@@ -43,14 +43,14 @@ def stored(text: str, rows: int, types: dict[str, str] | None = None, wrt=(), co
 FORMS = {"nn": "A[m, k], W[k, n]", "nt": "A[m, k], W[n, k]", "tn": "A[k, m], W[k, n]", "tt": "A[k, m], W[n, k]"}
 
 
-def turned(form: str, sizes: dict[str, int], wrt: tuple[str, ...] = (), itemsize: int = 4) -> dict[str, tuple[str, ...]]:
-    """Return the operands that the default schedule stores for a product on an H100, with their labels in memory."""
+def turned(form: str, sizes: dict[str, int], wrt: tuple[str, ...] = (), itemsize: int = 4, gpu: str = "h100") -> dict[str, tuple[str, ...]]:
+    """Return the operands that the default schedule stores for a product, with their labels in memory."""
     algorithm, outputs = parse(f"Func f; In A, W; Var m, n; RVar k; f[m, n] = rdot({FORMS[form]}, k);").algorithm, ("f",)
     if wrt:
         found = gradient(differentiable_form(algorithm, outputs), outputs, wrt)
         algorithm, outputs = found.backward, tuple(found.grads.values())
     algorithm = prepare_algorithm(algorithm, outputs)
-    schedule = default_schedule(algorithm, outputs, sizes, itemsize, target("h100"))
+    schedule = default_schedule(algorithm, outputs, sizes, itemsize, target(gpu))
     lower(Program(algorithm, schedule))
     return {d.name: d.labels for d in with_operands(algorithm, schedule.subjects()).definitions if d.name not in algorithm}
 
@@ -65,7 +65,7 @@ def test_float32_operands_that_lie_across_the_sum_are_stored_along_it(form, foun
     At 2048 x 4096 x 8192 with both across 2774 us; 2317 where a copy of the columns' operand lies along the sum, 1757 where copies of both do.
     """
     assert turned(form, LARGE) == found
-    assert turned(form, LARGE, itemsize=2) == {} and turned(form, LARGE | {"m": 16}) == {}
+    assert turned(form, LARGE, itemsize=2) == turned(form, LARGE, gpu="a100") == turned(form, LARGE, gpu="mi300x") == {} and turned(form, LARGE | {"m": 16}) == {}
 
 
 def test_a_gradient_turns_what_it_sums_over_a_label_of_the_result():
