@@ -334,7 +334,7 @@ def operand_names(algorithm: Algorithm) -> dict[str, Expr]:
     taken = set(algorithm.names)
     found: dict[str, Expr] = {}
     for d in algorithm.definitions:
-        for i, sides in enumerate(dict.fromkeys(filter(None, map(_sides, d.expr.walk()))), 1):
+        for i, sides in enumerate(dict.fromkeys(filter(None, map(sides_of, d.expr.walk()))), 1):
             for side, e in zip(("left", "right"), sides):
                 if _has_name(e) and e not in found.values():
                     name = f"{d.name}_{side}{i if i > 1 else ''}"
@@ -344,7 +344,7 @@ def operand_names(algorithm: Algorithm) -> dict[str, Expr]:
     return found
 
 
-def _sides(node: Expr) -> tuple[Expr, Expr] | None:
+def sides_of(node: Expr) -> tuple[Expr, Expr] | None:
     """Return the operands of a product, or of a sum over all pairs of rows of two tensors, ``rsum(abs(A[x, k] - B[y, k]), k)``; None for another node."""
     return (node.left, node.right) if isinstance(node, Dot) else paired_sides(node)
 
@@ -398,7 +398,7 @@ def _operand_labels(algorithm: Algorithm, side: Expr) -> tuple[str, ...]:
     """
     labels = [label for label in algorithm.labels if label in free_labels(side)]
     if isinstance(side, Access):
-        found = [n for d in algorithm.definitions for n in d.expr.walk() if side in (_sides(n) or ())]
+        found = [n for d in algorithm.definitions for n in d.expr.walk() if side in (sides_of(n) or ())]
         summed = {label for n in found for label in n.labels}  # type: ignore[attr-defined]
         labels.sort(key=lambda label: label in summed)
         if not _is_multiplied(algorithm, side):

@@ -12,6 +12,7 @@ from dtkernels.codegen.target import target
 from dtkernels.lang import DTError, parse
 from dtkernels.lang.algorithm import operand_names, with_operands
 from dtkernels.lang.schedule import Program
+from dtkernels.tuning.search.candidates import readers
 
 INT8 = "Func f; In A, W, s; Var m, n; RVar k; f[m, n] = s[n] * rdot(A[m, k], cast(W[n, k], bf16), k);"
 INT4 = "Func f; In A, W, s; Var m, n; RVar k; f[m, n] = rdot(A[m, k], (((W[n, k / 2] >> (4 * (k % 2))) & 15) - 8) * s[n, k / 128], k);"
@@ -148,3 +149,8 @@ def test_sums_over_pairs_have_names_for_two_sides_alone(term, named):
     used = "".join(f", {t}" for t in "ABw" if f"{t}[" in term)[2:]
     found = operand_names(parse(f"Func f; In {used}; Var m, n; RVar k; f[m, n] = rsum({term}, k); Extent k = A[1];").algorithm)
     assert {*found} == ({"f_left", "f_right"} if named else set())
+
+
+def test_the_tuner_finds_the_reader_of_a_stored_side():
+    algorithm = prepare_algorithm(parse(PAIR.format("n, k")).algorithm, ("f",))
+    assert readers(algorithm, "f_left.block(k:16, m:16); f_right.block(k:16, n:16); f.block(m:64, n:64);") == {"f_left": "f", "f_right": "f"}
