@@ -12,22 +12,43 @@ from collections.abc import Iterable
 from ..algebra.operand_types import OperandTypes, rows_of
 from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
-from ..lang.algorithm import operand_names
+from ..lang.algorithm import operand_names, paired_sides
 from ..lang.schedule_checks import reduction_labels
+from .float32_products import tripled_float32
 from .memory_limit import SHORTEST, memory_limit
 from .problem import WHOLE_SIDE, SchedulingProblem
 from .rules.reduction import ROW_LIMIT
 
 IN_LOOP = 1.8  #: the time of such loops relative to what is predicted, where those that are stored take theirs: 1.4 to 5 times on an H100
+#: for each side that lies along a sum over pairs, its time relative to what is predicted, and to that of copies: 105 and 68 us on an H100, where 83 and 92 are predicted
+ACROSS = 1.25
 NARROW = ("int8", "uint8", *ex.FLOAT8)  #: dtypes that are converted beside operands of 16 or 32 bits
+FROM_SHARED = 90  #: compute capability from which on they do; earlier ones take operands from registers
+FLOATS = ("fp32", "bf16", "fp16")
 MOST = 3  #: operands that are tried one by one
 
 
 def stored_operands(shape: SchedulingProblem) -> list[tuple[str, ...]]:
     """Return sets of names of operands to try: all that may be worth it, then each by itself."""
     names = operand_names(shape.algorithm).items()
-    worth = tuple(name for name, e in names if _is_converted(shape, e) and _is_reread(shape, e) and _has_room(shape, e))
+    if paired := tuple(name for name, e in names if _is_paired(shape, e)):
+        return [paired]
+    worth = tuple(name for name, e in names if (_is_converted(shape, e) or _is_crossed(shape, e)) and _is_reread(shape, e) and _has_room(shape, e))
     return [worth, *((name,) for name in worth[:MOST] if len(worth) > 1)] if worth else []
+
+
+def _is_paired(shape: SchedulingProblem, operand: ex.Expr) -> bool:
+    """Return whether an input is one side of a sum over all pairs of rows whose copy has the rows side by side, in float32.
+
+    Threads take a row each: of 2048 x 2048 distances of 128 terms in bfloat16, tiles load 2 bytes of a sector, 105 us on an H100; by copies 68.
+    """
+    if not isinstance(operand, ex.Access) or operand.tensor not in shape.algorithm.inputs or operand.tensor in shape.algorithm.integer_inputs():
+        return False
+    kinds = dict(shape.types.of) if shape.types else {}
+    found = [(d, n) for d in shape.algorithm.definitions for n in d.expr.walk() if operand in (paired_sides(n) or ())]
+    across = any(ex.free_labels(operand.index[-1]) & {*n.labels} for _, n in found)  # type: ignore[attr-defined]
+    long = any(shape.sizes[label] > WHOLE_SIDE for d, _ in found for label in {*d.labels} - ex.free_labels(operand))
+    return kinds.get(operand.tensor, FLOATS[0]) in FLOATS and across and long
 
 
 def _is_converted(shape: SchedulingProblem, operand: ex.Expr) -> bool:
@@ -35,7 +56,7 @@ def _is_converted(shape: SchedulingProblem, operand: ex.Expr) -> bool:
     e = operand.arg if isinstance(operand, ex.Unary) and operand.op == "-" else operand
     types = OperandTypes(shape.algorithm)
     if any(types.of(dot).float8 for dot in _products(shape, operand)):
-        return _is_turned(shape, operand)
+        return shape.target.has_float8 and _is_turned(shape, operand)
     if rows := rows_of(e):
         given = dict(shape.types.of) if shape.types else {}
         return isinstance(e, ex.Access) and rows.tensor in shape.algorithm.inputs and given.get(rows.tensor, "") in NARROW
@@ -43,15 +64,19 @@ def _is_converted(shape: SchedulingProblem, operand: ex.Expr) -> bool:
 
 
 def _is_turned(shape: SchedulingProblem, operand: ex.Expr) -> bool:
-    """Return whether a float8 operand lies contiguous along no label that its products sum over, and a copy of it would.
+    """Return whether an input that is an operand lies contiguous along no label that its products sum over; a copy of it does.
 
-    The matrix units read elements of 8 bits along the sum alone: in the loop each step turns its tile round, byte by byte.
+    The matrix units read elements of 8 and of 32 bits along the sum alone: in the loop each step turns its tile round, element by element.
     """
-    if not shape.target.has_float8 or not isinstance(operand, ex.Access) or operand.tensor not in shape.algorithm.inputs:
+    if not isinstance(operand, ex.Access) or not operand.index:
         return False
     summed = {label for dot in _products(shape, operand) for label in dot.labels}
-    copied = [label for label in shape.algorithm.labels if label in ex.free_labels(operand)]
-    return bool(copied) and not ex.free_labels(operand.index[-1]) & summed and copied[-1] in summed
+    return bool(summed & ex.free_labels(operand)) and not ex.free_labels(operand.index[-1]) & summed
+
+
+def _is_crossed(shape: SchedulingProblem, operand: ex.Expr) -> bool:
+    """Return whether three products in TF32 would turn a float32 operand round in the loop, on GPUs whose matrix units read operands from shared memory."""
+    return shape.itemsize == 4 and tripled_float32(shape.target) and int(shape.target.arch) >= FROM_SHARED and _is_turned(shape, operand)
 
 
 def _products(shape: SchedulingProblem, operand: ex.Expr) -> list[ex.Dot]:
@@ -64,11 +89,13 @@ def _is_reread(shape: SchedulingProblem, operand: ex.Expr) -> bool:
 
 
 def computed_operand_slowdown(shape: SchedulingProblem, funcs: Iterable[str] | None = None) -> float:
-    """Return how much longer than predicted an algorithm takes: one with a long product, long on both sides, that computes an operand in its loop.
+    """Return how much longer than predicted an algorithm takes: one with a long product, long on both sides, that computes an operand in its loop, or a sum over pairs.
 
     ``funcs``: of a single kernel.
     """
     dots = (dot for f in funcs or shape.algorithm.funcs for dot in shape.dots(f) if any(shape.sizes[k] > WHOLE_SIDE for k in dot.labels))
+    if funcs is None and (sides := sum(_is_paired(shape, e) for e in operand_names(shape.algorithm).values())):
+        return ACROSS**sides
     long = (dot for dot in dots if min(_longest(shape, dot, side) for side in (dot.left, dot.right)) > WHOLE_SIDE)
     return IN_LOOP if any(_is_converted(shape, side) for dot in long for side in (dot.left, dot.right)) else 1.0
 

@@ -324,24 +324,41 @@ def _operands(node: Expr) -> Iterator[str]:
     return (n.tensor for n in _leaves(node) if isinstance(n, Access))
 
 
-# -- operands of products, by name ------------------------------------------------------------------------------------
+# -- operands of products and of sums over pairs, by name -------------------------------------------------------------
 
 NESTED = (Dot, Reduce, Scan, Reshape)  #: what an operand with a name does not contain
 
 
 def operand_names(algorithm: Algorithm) -> dict[str, Expr]:
-    """Map the names that operands of products have in a schedule to their expressions: ``f_left`` and ``f_right``, of the second one ``f_left2``."""
+    """Map the names that operands have in a schedule to their expressions: ``f_left`` and ``f_right``, of the second product or sum ``f_left2``."""
     taken = set(algorithm.names)
     found: dict[str, Expr] = {}
     for d in algorithm.definitions:
-        for i, dot in enumerate(dict.fromkeys(n for n in d.expr.walk() if isinstance(n, Dot)), 1):
-            for side, e in (("left", dot.left), ("right", dot.right)):
+        for i, sides in enumerate(dict.fromkeys(filter(None, map(sides_of, d.expr.walk()))), 1):
+            for side, e in zip(("left", "right"), sides):
                 if _has_name(e) and e not in found.values():
                     name = f"{d.name}_{side}{i if i > 1 else ''}"
                     while name in taken:
                         name += "_"
                     found[name] = e
     return found
+
+
+def sides_of(node: Expr) -> tuple[Expr, Expr] | None:
+    """Return the operands of a product, or of a sum over all pairs of rows of two tensors, ``rsum(abs(A[x, k] - B[y, k]), k)``; None for another node."""
+    return (node.left, node.right) if isinstance(node, Dot) else paired_sides(node)
+
+
+def paired_sides(node: Expr) -> tuple[Access, Access] | None:
+    """Return the two tensors of a reduction that each have its labels, and one of the result that the other lacks; None for another node."""
+    if not isinstance(node, Reduce) or any(isinstance(n, NESTED) for n in node.arg.walk()):
+        return None
+    own = {*node.labels}
+    read = [a for a in dict.fromkeys(accesses(node.arg)) if free_labels(a) & own and free_labels(a) - own]
+    if len(read) != 2 or any(not isinstance(i, Label) for a in read for i in a.index) or any(not own <= free_labels(a) for a in read):
+        return None
+    left, right = (free_labels(a) - own for a in read)
+    return (read[0], read[1]) if left - right and right - left else None
 
 
 def _has_name(e: Expr) -> bool:
@@ -356,7 +373,7 @@ def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
     every = operand_names(algorithm) if wanted else {}
     for name in (n for n in every if n in wanted):
         side = every[name]
-        labels = tuple(label for label in algorithm.labels if label in free_labels(side))
+        labels, multiplied = _operand_labels(algorithm, side), _is_multiplied(algorithm, side)
         access = Access(name, tuple(Label(label) for label in labels))
         changed = tuple(replace(d, expr=_with_operand(d.expr, side, access)) for d in algorithm.definitions)
         first = next(i for i, (d, before) in enumerate(zip(changed, algorithm.definitions)) if d.expr != before.expr)
@@ -364,16 +381,39 @@ def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
             algorithm.with_definitions((*changed[:first], Definition(name, labels, side, changed[first].pos), *changed[first:])),
             vars=(*algorithm.vars, *(label for label in algorithm.rvars if label in labels)),
             rvars=tuple(label for label in algorithm.rvars if label not in labels),
-            operands=algorithm.operands | {name},
+            operands=algorithm.operands | ({name} if multiplied else set()),
         )
     return algorithm
 
 
+def _is_multiplied(algorithm: Algorithm, side: Expr) -> bool:
+    """Return whether an operand is one of a product; that of a sum over pairs is stored in float32, in which it is computed."""
+    return any(isinstance(n, Dot) and side in (n.left, n.right) for d in algorithm.definitions for n in d.expr.walk())
+
+
+def _operand_labels(algorithm: Algorithm, side: Expr) -> tuple[str, ...]:
+    """Return the labels of a stored operand, in the order of the algorithm; of a copied tensor those that are summed over come last, so that it lies contiguous along them.
+
+    In a sum over pairs threads take rows side by side: the last label of those that the sum keeps comes last.
+    """
+    labels = [label for label in algorithm.labels if label in free_labels(side)]
+    if isinstance(side, Access):
+        found = [n for d in algorithm.definitions for n in d.expr.walk() if side in (sides_of(n) or ())]
+        summed = {label for n in found for label in n.labels}  # type: ignore[attr-defined]
+        labels.sort(key=lambda label: label in summed)
+        if not _is_multiplied(algorithm, side):
+            last = max(i for i, label in enumerate(labels) if label not in summed)
+            labels.append(labels.pop(last))
+    return tuple(labels)
+
+
 def _with_operand(e: Expr, side: Expr, access: Access) -> Expr:
     def change(node: Expr) -> Expr:
-        if not isinstance(node, Dot):
-            return node
-        left, right = (access if s == side else s for s in (node.left, node.right))
-        return replace(node, left=left, right=right)
+        if isinstance(node, Dot):
+            left, right = (access if s == side else s for s in (node.left, node.right))
+            return replace(node, left=left, right=right)
+        if isinstance(node, Reduce) and side in (paired_sides(node) or ()):
+            return replace(node, arg=node.arg.transform(lambda n: access if n == side else n))
+        return node
 
     return e.transform(change)

@@ -170,12 +170,13 @@ class KernelPlan:
         last = max((i for i, x in enumerate(loops) if x in own and self.tiles.get(x, 1) and x not in self.blocks), default=-1)
         return tuple([x for x in loops[: last + 1] if x not in own])
 
-    def crossed(self, product: Product) -> list[str]:
-        """Return the labels of a product's columns along which an operand lies contiguous."""
-        labels, columns = self.root.labels, product.columns
-        if product.rows and columns and product.rows[-1] in labels and columns[-1] in labels and labels.index(product.rows[-1]) > labels.index(columns[-1]):
-            columns = product.rows  # the product comes out transposed
-        return [x for a in self.accesses if {x for x, _ in a.read.labels} & {*product.reduced} for x in a.read.last if x in columns]
+    def crossed(self, product: Product) -> tuple[list[str], list[str]]:
+        """Return the labels of a product's rows, and of its columns, along which an operand lies contiguous."""
+        labels, rows, columns = self.root.labels, product.rows, product.columns
+        if rows and columns and rows[-1] in labels and columns[-1] in labels and labels.index(rows[-1]) > labels.index(columns[-1]):
+            rows, columns = columns, rows  # the product comes out transposed
+        last = [x for a in self.accesses if {x for x, _ in a.read.labels} & {*product.reduced} for x in a.read.last]
+        return [x for x in last if x in rows], [x for x in last if x in columns]
 
     def at(self, sizes: dict[str, int], itemsize: int, target: Target, live: float) -> Work:
         """Return the work at ``sizes``, for inputs and products of ``itemsize`` bytes an element. ``live``: registers of an element of a tile of rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...codegen.held_terms import FLOAT8_DEPTH, HELD_BY_WARP, MOST_IMPRECISE
 from ...codegen.powers_of_two import binary_parts, next_power_of_two
@@ -66,6 +66,7 @@ class Work(NamedTuple):
     depth: int = 0  #: terms of the sum in a step
     merges: int = 0  #: kernels that merge the parts of a split
     float8: bool = False  #: whether the matrix units multiply float8
+    across: bool = False  #: whether rows of a float32 product lie contiguous, not its sum
 
 
 class KernelCount:
@@ -191,7 +192,7 @@ class KernelCount:
         parted = any(len(binary_parts(self.step.get(x, 1))) > 1 for p, *_ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
-                    added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, *self._float32_products(), plan.apart or int(merged > 0), self.float8)  # fmt: skip
+                    added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, merges=plan.apart or int(merged > 0), float8=self.float8, **self._float32_products())  # fmt: skip
 
     def _depth(self) -> int:
         """Return the terms of the sum in a step, of the shallowest product."""
@@ -204,13 +205,14 @@ class KernelCount:
     def _approximates(self) -> bool:
         return any(name == "rdot" for c in self.plan.config.choices() for name, _ in c.approximations)
 
-    def _float32_products(self) -> tuple[bool, bool, bool, int]:
+    def _float32_products(self) -> dict[str, Any]:
         """Return what the time of float32 products depends on besides their tile: see ``Work``."""
         if self.itemsize < 4 or not self.plan.products:
-            return False, False, False, 0
-        tripled = self._approximates()
-        crossed = [x for product, *_ in self.plan.products for x in self.plan.crossed(product)]
-        return tripled, bool(crossed), any(self.sizes.get(x, 1) % VECTOR for x in crossed), self._depth()
+            return {}
+        lying = [self.plan.crossed(product) for product, *_ in self.plan.products]
+        crossed = [x for _, columns in lying for x in columns]
+        masked = not self.plan.config.descriptors and any(self.sizes.get(x, 1) % VECTOR for x in crossed)
+        return {"tripled": self._approximates(), "crossed": bool(crossed), "masked": masked, "depth": self._depth(), "across": any(rows for rows, _ in lying)}
 
     def _registers(self, access: Access, tile: float, vector: float) -> float:
         """Return registers of a tile's loads: an address each, or address and data where no copy to shared memory runs by itself."""

@@ -22,6 +22,9 @@ LONG_LOOP = 8  #: iterations from which on products hide the loads of a pipeline
 WARP = 32  #: threads
 TRIED = 0.74  #: the time of float32 products on an H100 with Triton 3.6, relative to the fitted rate
 DEEP = 32  #: terms in a step of three TF32 products from which on they take no longer
+#: what more than 128 rows, and more than 64 columns, of a tile of such add to their time: tiles of 128 x 64 took 0.84 to 0.96, and 0.89 to 0.99, of it at six sizes on an H100
+LARGER = 0.07, 0.07
+ACROSS = 23  #: columns beside which rows that lie across the sum double the time: 2317 us, 1757 along it, by 64 columns of 2048 x 4096 x 8192; 1985 and 1790 by 128
 ACCUMULATORS = 64  #: sums of a thread beside which both parts of operands have registers
 
 
@@ -157,7 +160,7 @@ def _tripled_shape(work: Work, config: KernelConfig, c: Rates) -> float:
     """Return how much longer than at best three TF32 products take for tiles of this shape.
 
     A warp group multiplies 64 rows or more. It reads columns from shared memory along the sum: others are turned round on the way, for each block of rows
-    again, element by element where masks keep them from being loaded in vectors.
+    again, element by element where masks keep them from being loaded in vectors. Rows that lie across the sum reach registers element by element too.
     """
     rows, columns = work.rows, work.columns
     groups, each = config.warps / GROUP, work.products * rows * columns / (WARP * config.warps)
@@ -166,7 +169,8 @@ def _tripled_shape(work: Work, config: KernelConfig, c: Rates) -> float:
         shape *= c.crammed
     if groups < 1 or rows < GROUP_ROWS:
         return shape * c.old_tripled * (1.0 + c.few_rows / max(rows * columns / 64, 16))
-    shape *= c.crammed if rows < 16 * config.warps and columns > 64 else 1.0 + 6.0 / rows
+    shape *= c.crammed if rows < 16 * config.warps and columns > 64 else 1.0 + 6.0 / rows + LARGER[0] * (rows > 128) + LARGER[1] * (columns > 64)
+    shape *= 1.0 + ACROSS / columns if work.across else 1.0
     if work.crossed:
         shape += c.turned * columns / rows
         shape *= c.masked if work.masked else 1.0

@@ -73,7 +73,7 @@ def tiles(
             continue
         blocks = batch * -(-rows // tile.rows) * -(-columns // tile.columns)
         if (tile.depth * itemsize > 128 and tile.depth >= WASTED * depth and tile.rows * tile.columns > 16 * 64) or (
-            blocks > LARGE * multiprocessors and tile.rows * tile.columns < 128 * 128 and min(rows, columns) > 64
+            blocks > LARGE * multiprocessors and tile.rows * tile.columns < 128 * (64 if tripled else 128) and min(rows, columns) > 64
         ):
             continue
         yield tile

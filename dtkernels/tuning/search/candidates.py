@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from ...codegen.ir.nest import Kernel
 from ...codegen.pipeline import lower, lower_one, prelower
-from ...lang import expr as ex
-from ...lang.algorithm import Algorithm, operand_names
+from ...lang.algorithm import Algorithm, operand_names, sides_of
 from ...lang.parser import parse_schedule
 from ...lang.schedule import PRIMITIVES, Bare, FuseAt, Primitive, Program, Schedule
 from ...lang.schedule_checks import check_schedule
@@ -121,11 +120,11 @@ def plans_of(text: str, algorithm: Algorithm) -> dict[str, KernelCandidate]:
 
 
 def readers(algorithm: Algorithm, text: str) -> dict[str, str]:
-    """Return each operand of a product that the schedule ``text`` gives a kernel of its own -> the first Func that reads it."""
+    """Return each operand that the schedule ``text`` gives a kernel of its own -> the first Func that reads it."""
     stated = {f for f in parse_schedule(text).subjects() if f not in algorithm}
     named = {name: e for name, e in (operand_names(algorithm).items() if stated else ()) if name in stated}
-    dots = [(d.name, n) for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)]
-    return {name: next(f for f, dot in dots if e in (dot.left, dot.right)) for name, e in named.items()}
+    taking = [(d.name, sides) for d in algorithm.definitions for n in d.expr.walk() if (sides := sides_of(n))]
+    return {name: next(f for f, sides in taking if e in sides) for name, e in named.items()}
 
 
 def _uncompiled(text: str) -> Schedule:
