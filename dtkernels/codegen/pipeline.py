@@ -38,6 +38,7 @@ from .transforms.arithmetic.guard_elimination import eliminate_guards
 from .transforms.arithmetic.scale_sinking import sink_scales
 from .transforms.loops.distinct_names import keep_names_apart
 from .transforms.loops.interior_blocks import specialize_interior_blocks
+from .transforms.loops.joined_loops import join_loops
 from .transforms.loops.loop_partition import partition_loops
 from .transforms.loops.split_k import UniformInBlock, split_k
 from .transforms.loops.tail_wave import add_tail_wave
@@ -88,7 +89,7 @@ NEST_PASSES: tuple[tuple[str, Callable[[Kernel, KernelOptions], Kernel]], ...] =
 )
 
 #: Kernel -> Kernel, the form that reaches memory by pointers alone, and the last passes of both forms that Triton compiles
-POINTER_FORM: tuple[tuple[str, Callable[[Kernel], Kernel]], ...] = (("pointers", use_pointers),)
+POINTER_FORM: tuple[tuple[str, Callable[[Kernel], Kernel]], ...] = (("pointers", use_pointers), ("joined_loops", join_loops))
 TRITON_FORM: tuple[tuple[str, Callable[[Kernel], Kernel]], ...] = (
     ("interior_blocks", specialize_interior_blocks),
     ("offset_hoisting", hoist_offsets),

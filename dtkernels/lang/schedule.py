@@ -64,7 +64,7 @@ PRIMITIVES = {
     "num_warps": "number", "num_stages": "number", "compile": "", "compile_to_kernel": "",
     "persistent": "", "ping_pong": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
-    "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor*", "align": "",
+    "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor or tensor:label*", "align": "",
     "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size", "accumulate_at": "func, label or func, label, ordered",
 }  # fmt: skip
 ORDERED = "ordered"  #: word of accumulate_at
@@ -148,7 +148,7 @@ class Number(Primitive):
 class Names(Primitive):
     """``f.descriptor(A, B)``: tensors; ``f.reorder(i, j)``: labels"""
 
-    name: Literal["descriptor", "stage", "specialize", "reorder"]
+    name: Literal["descriptor", "specialize", "reorder"]
     args: tuple[str, ...]
     takes = (str,)
 
@@ -156,6 +156,20 @@ class Names(Primitive):
     def names(self) -> tuple[str, ...]:
         """Return the tensors or labels."""
         return self.args
+
+
+@dataclass(frozen=True)
+class Stage(Primitive):
+    """``f.stage(A, B:c)``: tensors, and for some the label that lies along the rows of the copy"""
+
+    name: Literal["stage"]
+    args: tuple[str | Named, ...]
+    takes = (str, Named)
+
+    @property
+    def copies(self) -> tuple[tuple[str, str], ...]:
+        """Return the tensors, each with the label of the rows of its copy, "" for that of its own rows."""
+        return tuple((a.name, a.choice) if isinstance(a, Named) else (a, "") for a in self.args)
 
 
 @dataclass(frozen=True)
@@ -263,7 +277,7 @@ class IllFormed(Primitive):
 
 
 _CLASSES: dict[str, type[Primitive]] = {
-    "": Bare, "label:size*": Sizes, "label:size": OneSize, "number": Number, "tensor*": Names, "label*": Names, "label": SpecializeWarps, "func, label": FuseAt,
+    "": Bare, "label:size*": Sizes, "label:size": OneSize, "number": Number, "tensor*": Names, "label*": Names, "tensor or tensor:label*": Stage, "label": SpecializeWarps, "func, label": FuseAt,
     "func, label or func, label, ordered": AccumulateAt,
     "label or label:inner/size*": Map, "tensor:policy*": Evict, "function or function:part/whole*": Approximate,
 }  # fmt: skip

@@ -12,6 +12,7 @@ from .schedule import (
     SHARES,
     Approximate,
     Argument,
+    Evict,
     FuseAt,
     Grouped,
     Map,
@@ -21,6 +22,7 @@ from .schedule import (
     Schedule,
     Sized,
     Sizes,
+    Stage,
     host,
     subject,
 )
@@ -79,7 +81,7 @@ def _check_form(p: Primitive) -> None:
         _check_size(p, a)
         if isinstance(p, Approximate) and str(a) not in (allowed := (*APPROXIMATIONS, *(f"exp:{part}/{whole}" for part, whole in SHARES))):
             raise DTError("a function to approximate", found=str(a), allowed=", ".join(allowed), at=p.pos)
-        if isinstance(a, Named) and a.choice not in EVICTION_POLICIES:
+        if isinstance(p, Evict) and isinstance(a, Named) and a.choice not in EVICTION_POLICIES:
             raise DTError("an eviction policy", found=str(a), allowed=", ".join(EVICTION_POLICIES), at=p.pos)
     if isinstance(p, Number):
         _check_number(p)
@@ -167,6 +169,10 @@ def _check_names(p: Primitive, algorithm: Algorithm, schedule: Schedule) -> None
             raise DTError(f"{p.name} names a label of {p.func}", found=repr(named), allowed=", ".join(allowed[p.name]) or "none", at=p.pos)
         if p.name in ("descriptor", "evict", "stage") and named not in algorithm.inputs + algorithm.funcs:
             raise DTError(f"{p.name} names a tensor", found=repr(named), allowed=", ".join(algorithm.inputs + algorithm.funcs), at=p.pos)
+    if isinstance(p, Stage):
+        for _, label in p.copies:
+            if label and label not in within:
+                raise DTError(f"stage names a label of {p.func}", found=repr(label), allowed=", ".join(within), at=p.pos)
     if isinstance(p, FuseAt) and p.name != "fuse_at":
         if p.consumer not in algorithm:
             raise DTError(f"{p.name} names a Func", found=repr(p.consumer), allowed=", ".join(algorithm.funcs), at=p.pos)

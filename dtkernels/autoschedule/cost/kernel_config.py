@@ -36,7 +36,7 @@ class Choices:
     persistent: bool = False
     ping_pong: bool = False  #: whether two consumer warpgroups take blocks in turn
     descriptors: tuple[str, ...] = ()
-    staged: tuple[str, ...] = ()  #: tensors that are copied to aligned rows first
+    staged: tuple[str, ...] = ()  #: tensors that are copied to aligned rows first, ``A:c`` where ``c`` lies along these rows
     aligned: bool = False  #: its rows are written aligned
     stages_of: Sizes = ()  #: pipeline depth of single loops
     specialized: tuple[str, ...] = ()  #: labels whose loops run by specialised warps
@@ -51,6 +51,11 @@ class Choices:
     maxnreg: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
+
+    @property
+    def copies(self) -> dict[str, str]:
+        """Return the tensors that are copied first, each with the label along the rows of its copy, "" for that of its own rows."""
+        return {tensor: label for tensor, _, label in (one.partition(":") for one in self.staged)}
 
     @property
     def warps(self) -> int:
@@ -234,6 +239,8 @@ def _arguments(name: str, value: Any) -> tuple:
         return tuple(Grouped(*step) if step[1] else step[0] for step in value)
     if name == "evict":
         return tuple(Named(*pair) for pair in value)
+    if name == "stage":
+        return tuple(Named(*one.split(":")) if ":" in one else one for one in value)
     if name == "approximate":
         return tuple(Share(function, *map(int, share.split("/"))) if share else function for function, share in value)
     return (value,) if form is str else () if value is True else value
@@ -320,4 +327,4 @@ def tiles_of(schedule: str) -> tuple:
 
 def copied_inputs(schedule: str) -> tuple[str, ...]:
     """Return the tensors that a schedule copies to aligned rows first."""
-    return tuple(dict.fromkeys(t for k in read_kernels(schedule) for t in k.staged))
+    return tuple(dict.fromkeys(t for k in read_kernels(schedule) for t in k.copies))

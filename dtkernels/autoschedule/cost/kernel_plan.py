@@ -30,7 +30,7 @@ class KernelPlan:
     """The parts of a kernel's work that do not depend on sizes."""
 
     def __init__(self, config: KernelConfig, known: Known, aligned: frozenset[str], fused: frozenset[str] = frozenset()):
-        self.config, self.known, self.aligned = config, known, aligned | frozenset(config.staged)
+        self.config, self.known, self.aligned = config, known, aligned | frozenset(config.copies)
         own = known.funcs.get(config.func) or known.outline.funcs[-1]
         self.blocks, self.tiles = dict(config.blocks), config.all_of("tiles")
         self.members: list[tuple[FuncOutline, str]] = [(own, "")]

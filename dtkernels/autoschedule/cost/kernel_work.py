@@ -155,7 +155,7 @@ class KernelCount:
                 apart += tile if vector < ASYNC and not aligned else 0.0
             reads.append((access, each, amount))
             strips += programs * amount / self._run(access.read.last, each) if vector < VECTOR and not aligned else 0.0
-            if access.read.tensor in plan.config.staged and not access.again:
+            if access.read.tensor in plan.config.copies and not access.again:
                 copied += 2 * self._unique(access.read, each)
         multiplied, rows, columns = (0.0, 0, 0) if streamed else self._multiplied()
         ordinary = any(self._is_ordinary(p) for p, *_ in plan.products)

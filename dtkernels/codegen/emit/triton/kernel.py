@@ -370,10 +370,30 @@ class _KernelPrinter:
         if loop.tail:
             self.line(depth, f"if not {self.even_constant(axis)}:")
             depth += 1
+        if loop.order:
+            counter, step, end = f"{axis.name}_step", "", self.joined_steps(loop)
         self.line(depth, f"for {counter} in {'tl.range' if extra else 'range'}({begin}, {end}{step}{extra}):")
         outside = set(self.before)
+        self.joined_indices(loop, depth + 1)
         self._body(loop.body, depth + 1)
         self.before, self.steady = before if loop.when is not None else outside, steady  # what comes after may bear the name of a load in here
+
+    def joined_steps(self, loop: Loop) -> str:
+        """Return the number of steps of nested loops that are one."""
+        return " * ".join(self.size(a.label) if a.scalar else f"tl.cdiv({self.size(a.label)}, {self.tile(a)})" for a in loop.order)
+
+    def joined_indices(self, loop: Loop, depth: int) -> None:
+        """Print where each of the joined loops is, given the number of the step."""
+        rest = f"{loop.axis.name}_step"
+        for axis in reversed(loop.order):
+            if axis.scalar:
+                self.counted.add(axis)
+            last = axis == loop.order[0]
+            steps = self.size(axis.label) if axis.scalar else f"tl.cdiv({self.size(axis.label)}, {self.tile(axis)})"
+            now = rest if last else f"{rest} % {steps}"
+            self.line(depth, f"{axis.name} = {now}" if axis.scalar else f"{axis.name}_start = {now} * {self.tile(axis)}")
+            if not last:
+                rest += f" // {steps}"
 
     def _hoisted_offsets(self, loop: Loop, depth: int) -> None:
         """Return the loop-invariant parts of the offsets of this loop's loads."""

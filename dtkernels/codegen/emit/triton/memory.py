@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...ir import nest
-from ...ir.nest import Axis, BlockNumber, DescriptorLoad, DescriptorStore, Load, Local, Op, Position, Store, Tile, mask_axes
+from ...ir.nest import Axis, BlockNumber, Const, DescriptorLoad, DescriptorStore, Load, Local, Op, Position, Start, Store, Tile, mask_axes
 from ...ir.value_type import is_boolean, is_integer, never_negative
 from .expr import arrange
 
@@ -106,8 +106,9 @@ class MemoryPrinter:
         return f"({', '.join(self.k.tiles.get(b, b) for b in box)}{',' if len(box) == 1 else ''})"
 
     def _extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
+        known = isinstance(start, (Start, Const)) if axis else isinstance(start, Position)  # a shifted box reads beyond the extent of its label
         axis = axis or (start.axis if isinstance(start, Position) else None)
-        if axis:
+        if axis and known:
             return self.k.size(axis.label)
         self.k.bounds[(buffer, dim)] = None
         return f"{buffer}_size_{dim}"

@@ -114,14 +114,18 @@ def _box(buffer: str, index: tuple[Tile, ...], at: Place | None) -> tuple[tuple[
     start: list[Tile] = []
     box: list[Axis | None] = []
     for i in index:
-        if isinstance(i, Position) and not i.axis.scalar:
+        shifted = _shifted(i)
+        if shifted is not None:
+            axis, shift = shifted
+            i = Position(axis)
             if i.axis.tile > WIDEST:
                 raise _refused(buffer, f"a tile of {i.axis.tile} along {i.axis.label}", f"at most {WIDEST}", at)
             if i.axis.padded:
                 raise _refused(buffer, f"a padded tile along {i.axis.label}", "tiles that fill their block", at)
             if i.axis in box:
                 raise _refused(buffer, f"{i.axis.label} along two dimensions", "a label along each", at)
-            start.append(Start(i.axis) if i.axis.tile else Const(0))
+            first: Tile = Start(i.axis) if i.axis.tile else Const(0)
+            start.append(first if shift is None else Op("+", (first, shift)))
             box.append(i.axis)
         elif axes_of(i):
             raise _refused(buffer, f"the index {i}", "labels by themselves, and arithmetic on single indices", at)
@@ -133,6 +137,20 @@ def _box(buffer: str, index: tuple[Tile, ...], at: Place | None) -> tuple[tuple[
     if len(index) > MOST_DIMENSIONS:
         raise _refused(buffer, f"{len(index)} dimensions", f"at most {MOST_DIMENSIONS}", at)
     return tuple(start), tuple(box)
+
+
+def _shifted(index: Tile) -> tuple[Axis, Tile | None] | None:
+    """Return the axis of a tile that ``index`` moves by one number, and that number: None without one. None for any other index."""
+    match index:
+        case Position(axis) if not axis.scalar:
+            return axis, None
+        case Op("+", (a, b)) if not axes_of(b) and (found := _shifted(a)):
+            return found[0], b if found[1] is None else Op("+", (found[1], b))
+        case Op("+", (a, b)) if not axes_of(a) and (found := _shifted(b)):
+            return found[0], a if found[1] is None else Op("+", (a, found[1]))
+        case Op("-", (a, b)) if not axes_of(b) and (found := _shifted(a)):
+            return found[0], Op("neg", (b,)) if found[1] is None else Op("-", (found[1], b))
+    return None
 
 
 def _refused(buffer: str, found: str, allowed: str, at: Place | None) -> DTError:
