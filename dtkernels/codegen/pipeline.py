@@ -23,6 +23,7 @@ from .analysis.dependent_launch import links
 from .ir.nest import Kernel
 from .lower.launch_parameters import with_launch_parameters
 from .lower.lowering import check_unused_in_kernel, lower_kernel
+from .lower.merged_labels import declare_merged_labels
 from .lower.schedule_options import KernelOptions
 from .prelower.accumulated_sums import accumulate_sums, zeroing_program
 from .prelower.chunked_funcs import chunk_funcs
@@ -61,6 +62,7 @@ from .transforms.warp_specialize.plan import WarpSpecializedKernel
 #: Program -> Program
 PROGRAM_PASSES: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("named_operands", name_operands),
+    ("merged_labels", declare_merged_labels),
     ("partial_sums", add_partial_sums),
     ("accumulated_sums", accumulate_sums),
     ("stage_aligned_copies", stage_aligned_copies),

@@ -64,7 +64,7 @@ PRIMITIVES = {
     "num_warps": "number", "num_stages": "number", "compile": "", "compile_to_kernel": "",
     "persistent": "", "ping_pong": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
-    "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor or tensor:label*", "align": "",
+    "specialize": "label*", "reorder": "label*", "merge": "label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor or tensor:label*", "align": "",
     "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size", "accumulate_at": "func, label or func, label, ordered",
 }  # fmt: skip
 ORDERED = "ordered"  #: word of accumulate_at
@@ -148,7 +148,7 @@ class Number(Primitive):
 class Names(Primitive):
     """``f.descriptor(A, B)``: tensors; ``f.reorder(i, j)``: labels"""
 
-    name: Literal["descriptor", "specialize", "reorder"]
+    name: Literal["descriptor", "specialize", "reorder", "merge"]
     args: tuple[str, ...]
     takes = (str,)
 
@@ -327,6 +327,10 @@ class Schedule:
     def names(self, func: str, name: str) -> tuple[str, ...]:
         """Return the plain-name arguments of all statements ``func.name(a, b)``."""
         return tuple(a for p in self.of(func, name) for a in p.args if isinstance(a, str))
+
+    def merged(self, func: str) -> dict[str, tuple[str, ...]]:
+        """Return the labels that ``merge`` makes for loops of ``func``, each with the labels that it stands for, slowest first."""
+        return {p.names[0]: p.names[1:] for p in self.of(func, "merge", Names) if p.names}
 
     def share(self, func: str) -> tuple[int, int] | None:
         """Return part and whole of the last ``func.approximate(exp:part/whole)``; None if there is none."""

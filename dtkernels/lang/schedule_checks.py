@@ -31,7 +31,7 @@ MOST_ELEMENTS = 2**20  #: per tensor, in Triton
 MOST_PARTS = 3  #: powers of two that add up to a tile
 MOST_UNROLLED = 64  #: unroll factor; compilers take minutes for larger unrolled dots
 _OF_KERNELS = ("block", "map", "num_warps", "num_stages", "persistent", "ping_pong", "maxnreg", "cluster", "tail", "stream")
-_LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split", "tail", "stream")
+_LOOP_PRIMITIVES = ("merge", "tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split", "tail", "stream")
 
 
 def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
@@ -153,18 +153,19 @@ def labels_in_kernel(func: str, algorithm: Algorithm, schedule: Schedule) -> tup
     for member in members:
         members += [g for g, (consumer, _) in fused.items() if consumer == member and g in algorithm and g not in members]
         members += [g for g in dict.fromkeys(a.tensor for a in ex.accesses(algorithm[member].expr)) if g in again and g not in members]
-    found = [label for m in members for label in (*algorithm[m].labels, *reduction_labels(algorithm, m))]
+    found = [label for m in members for label in (*algorithm[m].labels, *reduction_labels(algorithm, m), *schedule.merged(m))]
     return tuple(dict.fromkeys(found))
 
 
 def _check_names(p: Primitive, algorithm: Algorithm, schedule: Schedule) -> None:
-    own = algorithm[p.func].labels
+    own, merged = algorithm[p.func].labels, schedule.merged(p.func)
     within = labels_in_kernel(p.func, algorithm, schedule)
     inner = tuple(a.inner for a in p.groups) if isinstance(p, Map) else ()
+    own += tuple(name for name, parts in merged.items() if set(parts) <= set(own))
     parted = tuple(label for label in within if label not in own)  # a block of a sum makes a part of it
     cut = own + tuple(label for label in parted if label in schedule.sizes(p.func, "block"))
     allowed = {"block": own + parted, "chunk": own, "map": cut + inner, **dict.fromkeys(_LOOP_PRIMITIVES, within)}
-    for named in map(subject, p.args):
+    for named in map(subject, p.args[1:] if p.name == "merge" else p.args):
         if p.name in allowed and named not in allowed[p.name]:
             raise DTError(f"{p.name} names a label of {p.func}", found=repr(named), allowed=", ".join(allowed[p.name]) or "none", at=p.pos)
         if p.name in ("descriptor", "evict", "stage") and named not in algorithm.inputs + algorithm.funcs:

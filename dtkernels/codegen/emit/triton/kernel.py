@@ -113,6 +113,7 @@ class _KernelPrinter:
         self.tiles: dict[str, str] = {}
         self.even: dict[str, str] = {}
         self.bounds: dict[tuple[str, int], None] = {}
+        self.dense: dict[str, str] = {}
         self.spaces = {w.name for w in kernel.workspaces}
         self.starts = {s.axis: s.start for s in statements(kernel.body) if isinstance(s, Index)}
         self.masked = self._masked_axes()
@@ -197,7 +198,7 @@ class _KernelPrinter:
         text.constants += [(f"{s}_positive", f"not isinstance({s}, torch.Tensor) and {s} > 0") for s in _sunk_scales(k.body)]
         text.constants += [(f"size_{label}", f"size_{label}") for label in self.sizes if label in k.constants]
         text.constants += [*self.tiles.items()]
-        text.constants += [*self.even.items()]
+        text.constants += [*self.even.items(), *self.dense.items()]
         names = [t if t in self.algorithm.inputs else f"{t}_out" for t in buffers]
         text.constants.append(("INDEX", "tl.int32" if self.memory.descriptors else f"index_type({', '.join(names)})"))
         if any(h.startswith("hardware_") for h in self.expr.helpers):
@@ -352,6 +353,14 @@ class _KernelPrinter:
             count += 1
             name = f"EVEN_{axis.label}_{count}"
         self.even[name] = value
+        return name
+
+    def dense_constant(self, buffer: str, first: int, extents: tuple[str, ...]) -> str:
+        """Return the constant that says that a buffer's dimensions from ``first`` on, of these extents after it, follow each other without gaps."""
+        value = buffer if buffer in self.algorithm.inputs else f"{buffer}_out"
+        steps = enumerate(extents, first)
+        name = f"DENSE_{buffer}_{first}_{first + len(extents)}"
+        self.dense[name] = " and ".join(f"{value}.stride({d}) == {self.size(label)} * {value}.stride({d + 1})" for d, label in steps)
         return name
 
     def _loop(self, loop: Loop, depth: int) -> None:
