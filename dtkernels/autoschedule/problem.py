@@ -167,9 +167,10 @@ class SchedulingProblem:
         split = more.pop("split", ()) or self._split_parts(root, block, tile, share, parts)
         return KernelConfig(root, tuple(block.items()), tuple(tile.items()), split=split, num_warps=warps, num_stages=stages, **more)
 
-    def unused_label(self, label: str) -> str:
-        """Return an unused name for the position inside a group of ``label``."""
-        return next(name for i in range(1, 99) if (name := f"{label}{i}") not in self.algorithm.labels)
+    def unused_label(self, label: str, bare: bool = False) -> str:
+        """Return an unused name for the position inside a group of ``label``; with ``bare``, for a label of that name."""
+        names = (label if bare and not i else f"{label}{i}" for i in range(not bare, 99))
+        return next(name for name in names if name not in self.algorithm.names)
 
     def programs(self, block: dict[str, int]) -> int:
         """Return the number of blocks of the grid."""

@@ -92,12 +92,34 @@ class KernelCount:
             else:
                 self.extent[label], self.filled[label] = float(n), float(-(-n // tile) * tile)
             self.step[label], self.loaded[label] = tile, min(tile, block or tile, n)
+        for label, parts_of in plan.merged.items():
+            self._share_tile(label, parts_of)
         for label in plan.bounded:
             if label in self.filled and label not in self.count and sizes.get(label, 1) > 1:
                 half = 0.5 + 0.5 * min(1.0, self.step[label] * 2 / self.filled[label])
                 self.filled[label] *= half
                 self.extent[label] *= half
         self.float8 = target.has_float8 and products and self._depth() >= FLOAT8_DEPTH and all(f.name in plan.known.float8 for f, _ in plan.members if f.products)
+
+    def _share_tile(self, merged: str, parts: tuple[str, ...]) -> None:
+        """Give the labels that a merged one stands for their parts of its tile, the last label first."""
+        sizes = [max(1, self.sizes.get(x, 1)) for x in parts]
+        block, tile = self.plan.blocks.get(merged, 0), self.plan.tiles.get(merged, 1)
+        left = float(block or tile)
+        if block:
+            self.count[merged] = -(-math.prod(sizes) // block)
+            self.extent[merged] = self.filled[merged] = 1.0
+        for label, n in reversed([*zip(parts, sizes)]):
+            share = min(float(n), max(1.0, left))
+            self.step[label] = self.loaded[label] = max(1, round(share))
+            if block:
+                self.extent[label] = self.filled[label] = share
+            left /= share
+        self.step[merged] = self.loaded[merged] = 1
+        if parts_of_sum := self.plan.split.get(merged, 0):
+            self.count[merged] = parts_of_sum
+            self.extent[parts[0]] /= parts_of_sum
+            self.filled[parts[0]] = max(self.filled[parts[0]] / parts_of_sum, 1.0)
 
     def of(self, table: dict, label: str) -> float:
         """Return the entry of a label, or of the labels that stand in its place."""
@@ -111,8 +133,9 @@ class KernelCount:
     def times(self, around: tuple[str, ...], whole: tuple[str, ...]) -> float:
         """Return how often loops repeat something, and blocks that it runs over whole."""
         found = 1.0
+        together = {x for name, parts in self.plan.merged.items() if name not in self.plan.blocks for x in parts}  # one loop, and each element is loaded all the same
         for x in around:
-            found *= max(1.0, self.filled.get(x, 1.0) / self.step.get(x, 1))
+            found *= max(1.0, self.filled.get(x, 1.0) / (1 if x in together else self.step.get(x, 1)))
         for x in whole:
             found *= self.count.get(x, 1)
         return found
@@ -139,6 +162,7 @@ class KernelCount:
         for access in plan.accesses:
             each = self.bytes_of(access.read.tensor)
             amount, asked, vector, tile = self._load(access.read, each)
+            vector = float(each) if self._slides(access.read) else vector
             times = self.times(access.around, access.whole) * access.sweeps
             amount, asked = amount * times, asked * times
             aligned = access.read.tensor in plan.aligned
@@ -193,7 +217,7 @@ class KernelCount:
 
     def _depth(self) -> int:
         """Return the terms of the sum in a step, of the shallowest product."""
-        return min(max((self.step.get(x, 1) for x in p.reduced), default=1) for p, *_ in self.plan.products)
+        return min(max((self.of(self.plan.tiles if x in self.plan.merged else self.step, x) for x in self._unmerged(p.reduced)), default=1) for p, *_ in self.plan.products)  # type: ignore[return-value]
 
     def _promotes(self) -> bool:
         """Return whether each step's sums are added to those in float32 by the cores: the matrix units of compute capability 9.0 keep too few bits."""
@@ -267,6 +291,10 @@ class KernelCount:
         if self.plan.products and (shared := math.prod(by for x, by in read.labels if x in read.last and x not in self.count)) > 1 and not self._packed(read):
             return amount, asked * shared, float(each), tile  # ``W[n, k / 2]``: every element by itself, in a product's loop
         return amount, asked, max(each, min(self._vector(read.last, each), run)), tile
+
+    def _slides(self, read: Read) -> bool:
+        """Return whether rows are read from any element on: ``A[c, x + r]``."""
+        return not {*read.last} <= {x for x, _ in read.labels}
 
     def _packed(self, read: Read) -> bool:
         """Return whether a load of ``W[n, k / 2]`` reads each element of a tile once (codegen/transforms/tiles/packed_codes.py)."""
@@ -378,8 +406,8 @@ class KernelCount:
 
     def _side(self, labels: tuple[str, ...]) -> int:
         """Return the rows or columns of a tile; of one in parts, of each part on the average."""
-        parts = math.prod(max(1, len(binary_parts(self.step.get(x, 1)))) for x in labels)
-        return max(1, int(self.elements(self.step, labels) / parts))
+        sizes = [self.of(self.plan.tiles if x in self.plan.merged else self.step, x) for x in self._unmerged(labels)]
+        return max(1, int(math.prod(sizes) / math.prod(max(1, len(binary_parts(int(n)))) for n in sizes)))
 
     def _is_streamed(self) -> bool:
         """Return whether the terms of all products are added up without matrix units, each by itself: the kernel only moves memory then."""
@@ -389,8 +417,13 @@ class KernelCount:
     def _is_ordinary(self, product: Product) -> bool:
         """Return whether a product has no two matrices of whole rows: several products in one tile, or a side that is too short."""
         both = {*product.labels} - {*product.rows, *product.columns, *product.reduced} | {x for x in product.rows if x in self.plan.scattered}
-        sides = [[n for x in side if (n := self.of(self.step, x)) > 1] for side in (product.rows, product.columns, product.reduced)]
+        sides = [[n for x in self._unmerged(side) if (n := self.of(self.plan.tiles if x in self.plan.merged else self.step, x)) > 1] for side in (product.rows, product.columns, product.reduced)]
         return any(self.of(self.step, x) > 1 for x in both) or any(len(side) != 1 or side[0] < UNITS for side in sides)
+
+    def _unmerged(self, side: tuple[str, ...]) -> list[str]:
+        """Return the labels of a side, several that are one in its place."""
+        name = {x: merged for merged, parts in self.plan.merged.items() for x in parts}
+        return list(dict.fromkeys(name.get(x, x) for x in side))
 
     def _comes_later(self, label: str, other: str) -> bool:
         """Return whether the kernel's results have ``label`` to the right of ``other``."""

@@ -24,6 +24,7 @@ from .gemm import product_configs
 from .reduction import row_tiles
 from .row_column_reduction import row_column_candidates, row_column_tiles
 from .scan import scan_configs
+from .window_products import window_candidates
 
 Placed = Mapping[str, tuple[str, str]]  #: fused Func -> the Func and the loop that it is computed in
 Candidates = Callable[[SchedulingProblem, str, list[str]], Iterable[KernelConfig]]
@@ -65,6 +66,7 @@ KINDS = (
 RULES = (
     Rule("chained products", chain_candidates),
     Rule("products", streamed_candidates),
+    Rule("products", window_candidates),
     Rule(BOTH, row_column_candidates),
     Rule(ROWS, split_row_candidates),
     Rule(ROWS, paired_sum_candidates),
