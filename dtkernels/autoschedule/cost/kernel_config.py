@@ -227,7 +227,8 @@ def _pairs(pairs: Pairs) -> str:
 
 #: primitive -> field, in the order in which they are printed
 _FIELDS = {
-    "merge": "merged", "block": "blocks", "tensorize": "tiles", "map": "order", "reorder": "reordered", "split": "split", "persistent": "persistent", "ping_pong": "ping_pong", "descriptor": "descriptors",
+    "merge": "merged",
+    "block": "blocks", "tensorize": "tiles", "map": "order", "reorder": "reordered", "split": "split", "persistent": "persistent", "ping_pong": "ping_pong", "descriptor": "descriptors",
     "stage": "staged", "align": "aligned", "stages": "stages_of", "specialize_warps": "specialized", "unroll": "unrolled", "tail": "tail",
     "stream": "stream", "chunk": "chunked", "evict": "evictions", "approximate": "approximations", "specialize": "constants",
     "cluster": "cluster", "maxnreg": "maxnreg", "num_warps": "num_warps", "num_stages": "num_stages",

@@ -162,7 +162,6 @@ class KernelCount:
         for access in plan.accesses:
             each = self.bytes_of(access.read.tensor)
             amount, asked, vector, tile = self._load(access.read, each)
-            vector = float(each) if self._slides(access.read) else vector
             times = self.times(access.around, access.whole) * access.sweeps
             amount, asked = amount * times, asked * times
             aligned = access.read.tensor in plan.aligned
@@ -290,7 +289,8 @@ class KernelCount:
             amount *= SECTOR / run
         if self.plan.products and (shared := math.prod(by for x, by in read.labels if x in read.last and x not in self.count)) > 1 and not self._packed(read):
             return amount, asked * shared, float(each), tile  # ``W[n, k / 2]``: every element by itself, in a product's loop
-        return amount, asked, max(each, min(self._vector(read.last, each), run)), tile
+        vector = float(each) if self._slides(read) else max(each, min(self._vector(read.last, each), run))
+        return amount, asked, vector, tile
 
     def _slides(self, read: Read) -> bool:
         """Return whether rows are read from any element on: ``A[c, x + r]``."""

@@ -18,13 +18,13 @@ from .candidates.paired_sums import paired_sum_candidates
 from .candidates.split_rows import split_row_candidates
 from .candidates.streamed_gemm import streamed_candidates
 from .candidates.tile_space import tile_candidates, variants
+from .candidates.window_products import window_candidates
 from .chain_candidates import chain_candidates
 from .chained_gemm import chain_configs
 from .gemm import product_configs
 from .reduction import row_tiles
 from .row_column_reduction import row_column_candidates, row_column_tiles
 from .scan import scan_configs
-from .window_products import window_candidates
 
 Placed = Mapping[str, tuple[str, str]]  #: fused Func -> the Func and the loop that it is computed in
 Candidates = Callable[[SchedulingProblem, str, list[str]], Iterable[KernelConfig]]

@@ -21,16 +21,16 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from ...codegen.powers_of_two import next_power_of_two
-from ...lang import expr as ex
-from ...lang.schedule_checks import reduction_labels
-from ..cost.kernel_config import KernelConfig
-from ..float32_products import tripled_float32
-from ..problem import SchedulingProblem
-from . import gemm_candidates
-from .gemm_candidates import GemmTile
-from .product_sides import main_product, sides
-from .sibling_gemms import products
+from ....codegen.powers_of_two import next_power_of_two
+from ....lang import expr as ex
+from ....lang.schedule_checks import reduction_labels
+from ...cost.kernel_config import KernelConfig
+from ...float32_products import tripled_float32
+from ...problem import SchedulingProblem
+from .. import gemm_candidates
+from ..gemm_candidates import GemmTile
+from ..product_sides import main_product, sides
+from ..sibling_gemms import products
 
 SHALLOW = 16  #: terms below which a label fills no step of the matrix units
 
