@@ -62,10 +62,10 @@ from .transforms.warp_specialize.plan import WarpSpecializedKernel
 #: Program -> Program
 PROGRAM_PASSES: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("named_operands", name_operands),
-    ("merged_labels", declare_merged_labels),
     ("partial_sums", add_partial_sums),
     ("accumulated_sums", accumulate_sums),
     ("stage_aligned_copies", stage_aligned_copies),
+    ("merged_labels", declare_merged_labels),
     ("chunked_funcs", chunk_funcs),
 )
 

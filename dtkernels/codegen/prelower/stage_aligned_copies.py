@@ -33,13 +33,13 @@ from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
 from ...lang.schedule import Bare, Evict, Names, Primitive, Program, Schedule, Sized, Sizes, Stage
-from ...lang.schedule_checks import labels_in_kernel
+from ...lang.schedule_checks import labels_in_kernel, reduction_labels
 from .kernel_partition import funcs_in_kernel
 from .partial_sums import free_name
 
 LOG2_E = ex.Const(math.log2(math.e))
 ROWS, COLUMNS = 4, 256  #: block of a copy: 16 bytes a thread, with little waste past the end of a row
-SIDE = 64  #: of a block of a copy with other rows: both reads and writes are of whole cache lines
+SIDE, TAPS = 64, 16  #: of a block of a copy with other rows: both reads and writes are of whole cache lines, or of all taps
 
 
 def stage_aligned_copies(program: Program) -> Program:
@@ -75,11 +75,12 @@ def _stage(program: Program, p: Primitive, tensor: str, along: str, known: dict[
 
     changed = tuple(replace(d, expr=d.expr.transform(change)) if d.name in members else d for d in algorithm.definitions)
     loops = {*labels_in_kernel(p.func, algorithm, program.schedule)}
-    if changed == algorithm.definitions or not {x for x in own if x in program.algorithm.labels} <= loops:  # type: ignore[attr-defined]
+    if changed == algorithm.definitions or not ({along} if along else {*own}) <= loops:
         raise DTError(f"stage names an input of {p.func}", found=tensor, allowed=", ".join(sorted(_inputs(algorithm, members))) or "none", at=p.pos)
     changed = tuple(d for d in changed if d.name != name)  # shared: it moves before the first of its readers
     first = next(i for i, d in enumerate(changed) if d.name in members or any(a.tensor == name for a in ex.accesses(d.expr)))
-    new = Schedule((*_renamed(program.schedule, members, tensor, name), *(() if made else _copying(name, labels, own[-1])), *program.implied()))
+    copied = () if made else _turned(program, p.func, name, own, along) if own[-1] != labels[-1] else _copying(name, labels)
+    new = Schedule((*_renamed(program.schedule, members, tensor, name), *copied, *program.implied()))
     algorithm = replace(algorithm.with_definitions((*changed[:first], copy, *changed[first:])), vars=_vars(algorithm, own), rvars=_rest(algorithm, own))
     return replace(program, algorithm=algorithm, schedule=new)
 
@@ -117,15 +118,21 @@ def _renamed(schedule: Schedule, members: set[str], tensor: str, name: str) -> t
     return tuple(map(renamed, schedule.primitives))
 
 
-def _copying(name: str, labels: tuple[str, ...], last: str) -> tuple[Primitive, ...]:
-    """Return the schedule of a copy: of rows as they are, or of squares where the rows of the input lie along ``last`` instead."""
-    sizes = {label: 1 for label in labels}
-    if labels[-1] == last:
-        sizes |= {label: ROWS for label in labels[-2:-1]} | {last: COLUMNS}
-    else:
-        sizes |= {labels[-1]: SIDE, last: SIDE}
-    tile = tuple(Sized(label, size) for label, size in sizes.items())
+def _copying(name: str, labels: tuple[str, ...]) -> tuple[Primitive, ...]:
+    """Return the schedule of a copy with the rows of the input."""
+    tile = tuple(Sized(label, COLUMNS if label == labels[-1] else ROWS if label in labels[-2:-1] else 1) for label in labels)
     return Sizes(name, "block", tile), Sizes(name, "tensorize", tile), Bare(name, "align")
+
+
+def _turned(program: Program, reader: str, name: str, own: tuple[str, ...], along: str) -> tuple[Primitive, ...]:
+    """Return the schedule of a copy whose rows lie along another label: tiles of it and of all dimensions after it, which are few elements where they are taps."""
+    after = own[own.index(along) + 1 :]
+    tiles = program.schedule.sizes(reader, "tensorize")
+    taps = all(x in reduction_labels(program.algorithm, reader) and tiles.get(x, 1) == 1 for x in after)
+    merged = free_name("_".join(after), program.algorithm) if len(after) > 1 else after[0]
+    together = (Names(name, "merge", (merged, *after)),) if len(after) > 1 else ()
+    tile = (*(Sized(x, 1) for x in own if x != along and x not in after), Sized(merged, TAPS if taps else SIDE), Sized(along, SIDE))
+    return *together, Sizes(name, "block", tile), Sizes(name, "tensorize", tile), Bare(name, "align")
 
 
 def _are_distinct_labels(labels: tuple[str | None, ...]) -> bool:
