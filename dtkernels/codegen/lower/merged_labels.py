@@ -22,7 +22,7 @@ from dataclasses import replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ...lang.errors import DTError
-from ...lang.schedule import Names, Program
+from ...lang.schedule import Merge, Program
 from ...lang.schedule_checks import reduction_labels
 from ..ir.nest import Axis, Op, Position, Size, Tile
 
@@ -30,11 +30,16 @@ from ..ir.nest import Axis, Op, Position, Size, Tile
 def declare_merged_labels(program: Program) -> Program:
     """Give each merged label an extent: the product of those of its parts."""
     algorithm: Algorithm = program.algorithm
-    for p in (p for p in program.schedule.primitives if isinstance(p, Names) and p.name == "merge"):
-        name, *labels = p.names
+    for p in (p for p in program.schedule.primitives if isinstance(p, Merge)):
+        name, labels = p.label, p.parts
         summed, own = reduction_labels(algorithm, p.func), algorithm[p.func].labels
         if not (set(labels) <= set(own) or set(labels) <= set(summed)):
             raise DTError("merge names labels of the result, or labels of one sum", found=", ".join(labels), allowed=f"{', '.join(own)} or {', '.join(summed) or 'none'}", at=p.pos)
+        every = [x for parts in program.schedule.merged(p.func).values() for x in parts]
+        if twice := next((x for x in labels if every.count(x) > 1), None):
+            raise DTError("merge names a label once", found=f"{twice!r} twice", at=p.pos)
+        if along := next((d.expr.label for d in algorithm.definitions if isinstance(d.expr, ex.Scan) and d.expr.label in labels), None):
+            raise DTError("merge names labels whose loops may go in any order", found=f"{along!r}, along which a scan runs", at=p.pos)
         extent: ex.Expr = ex.Len(labels[0])
         for label in labels[1:]:
             extent = ex.Binary("*", extent, ex.Len(label))
@@ -42,8 +47,13 @@ def declare_merged_labels(program: Program) -> Program:
             continue
         if name in algorithm.names:
             raise DTError("merge names the labels together anew", found=f"{name!r}, which is taken", allowed="a name of its own", at=p.pos)
-        declared = {"rvars": (*algorithm.rvars, name)} if labels[0] in summed else {"vars": (*algorithm.vars, name)}
-        algorithm = replace(algorithm, formulas=(*algorithm.formulas, (name, extent)), **declared)
+        of_sum = labels[0] in summed
+        algorithm = replace(
+            algorithm,
+            formulas=(*algorithm.formulas, (name, extent)),
+            vars=algorithm.vars if of_sum else (*algorithm.vars, name),
+            rvars=(*algorithm.rvars, name) if of_sum else algorithm.rvars,
+        )
     return program if algorithm is program.algorithm else replace(program, algorithm=algorithm)
 
 

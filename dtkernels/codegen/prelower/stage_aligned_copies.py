@@ -32,7 +32,7 @@ from dataclasses import replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
-from ...lang.schedule import Bare, Evict, Names, Primitive, Program, Schedule, Sized, Sizes, Stage
+from ...lang.schedule import Bare, Evict, Merge, Names, Primitive, Program, Schedule, Sized, Sizes, Stage
 from ...lang.schedule_checks import labels_in_kernel, reduction_labels
 from .kernel_partition import funcs_in_kernel
 from .partial_sums import free_name
@@ -130,7 +130,7 @@ def _turned(program: Program, reader: str, name: str, own: tuple[str, ...], alon
     tiles = program.schedule.sizes(reader, "tensorize")
     taps = all(x in reduction_labels(program.algorithm, reader) and tiles.get(x, 1) == 1 for x in after)
     merged = free_name("_".join(after), program.algorithm) if len(after) > 1 else after[0]
-    together = (Names(name, "merge", (merged, *after)),) if len(after) > 1 else ()
+    together = (Merge(name, "merge", (merged, *after)),) if len(after) > 1 else ()
     tile = (*(Sized(x, 1) for x in own if x != along and x not in after), Sized(merged, TAPS if taps else SIDE), Sized(along, SIDE))
     return *together, Sizes(name, "block", tile), Sizes(name, "tensorize", tile), Bare(name, "align")
 
