@@ -20,7 +20,7 @@ from dtkernels.runtime.build.triton_compile import build, record_launches
 H100 = target("h100")
 CONV1 = "Func f; In A, W; Var b, o, x; RVar c, r; Extent x = A[2] - W[2] + 1; f[b, o, x] = rdot(A[b, c, x + r], W[o, c, r], c, r);"
 CONV2 = "Func f; In A, W; Var b, o, y, x; RVar c, r, s; Extent y = (A[2] + 2 - W[2]) / {0} + 1; Extent x = (A[3] + 2 - W[3]) / {0} + 1; f[b, o, y, x] = rdot(A[b, c, {0} * y + r - 1, {0} * x + s - 1], W[o, c, r, s], c, r, s);"
-TILES = "f.block(b:1, o:128, x:128); f.tensorize(b:1, o:128, x:128, c:64); f.num_warps(8); f.stage(W:o); f.descriptor(A, W); f.persistent(); f.specialize_warps(r);"
+TILES = "f.block(b:1, o:128, x:128); f.tensorize(b:1, o:128, x:128, c:64); f.num_warps(8); f.stage(A:c, W:c); f.descriptor(A, W); f.persistent(); f.specialize_warps(r);"
 
 
 def compiled(text, shapes, dtype=torch.bfloat16):
@@ -34,10 +34,16 @@ def test_a_shifted_tile_is_loaded_by_a_producer():
     assert backend(kernel, H100)[0] == "gluon", backend(kernel, H100)
     source = emit(prepare(parse(CONV1 + TILES)), "call", H100)
     gluon = source[source.index("@gluon.jit") :]
-    assert "gl.cast(x_first + r, gl.int32)" in gluon and "[size_b, size_c, A_size_2]" in gluon
+    assert "gl.cast(x_first + r, gl.int32)" in gluon and "[size_b, A_rows_size_1, size_c]" in gluon
     assert gluon.count("for c_step in range(0, gl.cdiv(size_c, TILE_c) * size_r, 1):") == 2
     made = compiled(CONV1 + TILES, [(4, 128, 1032), (256, 128, 3)])
     assert any("gluon" in m.metadata.name for m in made) and all(m.asm for m in made)
+
+
+def test_a_tile_is_not_shifted_along_its_last_dimension():
+    """It would begin at no multiple of 16 bytes: an illegal instruction on an H100."""
+    with pytest.raises(DTError, match=r"descriptor\(A\): found the index \(x \+ r\)"):
+        lower(prepare(parse(CONV1 + TILES.replace("A:c, W:c", "W:c"))))
 
 
 def test_a_tile_that_is_summed_is_not_shifted():

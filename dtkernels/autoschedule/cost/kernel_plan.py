@@ -138,9 +138,12 @@ class KernelPlan:
         return tuple(found)
 
     def _copied(self, read: Read) -> Read:
-        """Return a read of a copy, whose rows may lie along another label."""
-        along = self.config.copies.get(read.tensor)
-        return read._replace(last=(along,)) if along else read
+        """Return a read of a copy, whose rows may lie along another label, or of dimensions that a merged label goes along as one."""
+        if along := self.config.copies.get(read.tensor):
+            return read._replace(last=(along,))
+        labels = tuple([x for x, by in read.labels if by == 1])
+        dense = next((parts for parts in self.merged.values() if labels[-len(parts) :] == parts and read.last == parts[-1:]), None)
+        return read._replace(last=dense) if dense else read
 
     def _passes(self) -> dict[str, tuple[str, ...]]:
         """Return the loops in which each Func is computed, by the Func whose loop it is.

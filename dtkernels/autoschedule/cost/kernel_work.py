@@ -24,6 +24,7 @@ WIDE = 16  #: elements of a tile from which on they are one vector, not several 
 BASE, VALUE, READ, CARRIED = 22, 0.3, 0.38, 0.55  #: registers of a thread, and of each element: by what ptxas gave 336 kernels of rows and columns, to 13%
 SPILLING = 0.8  #: the part of its registers from which on a thread of such a kernel spilled some
 EXCHANGED = 11  #: times as long as its terms: a sum over all pairs of rows whose threads add up several terms of each step (five tiles on an H100)
+PLACES = 50  #: operations on the place of an element and its masks
 WARPS, BLOCKS = 64, 32  #: that a multiprocessor holds
 
 
@@ -204,6 +205,7 @@ class KernelCount:
         for func, _ in plan.members if plan.apart else ():
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if {*plan.split} & {*func.reduced} else 0.0
         heavy, light = self._arithmetic()
+        light += self._places([(access, amount / each) for access, each, amount in reads])
         light += multiplied / 2 / min(self._depth(), MOST_IMPRECISE) if self._promotes() else 0.0
         if streamed:
             terms = self._multiplied()[0]
@@ -213,6 +215,12 @@ class KernelCount:
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
                     added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, *self._float32_products(), plan.apart or int(merged > 0), self.float8)  # fmt: skip
+
+    def _places(self, reads: list[tuple[Access, float]]) -> float:
+        """Return the arithmetic on places of the elements that windows read one by one, where a loop goes through taps and other labels as one."""
+        together = {x for name, parts in self.plan.merged.items() if name not in self.plan.blocks for x in parts}
+        apart = [elements for access, elements in reads if self._slides(access.read) and {*access.read.last} & together]
+        return PLACES * sum(apart)
 
     def _depth(self) -> int:
         """Return the terms of the sum in a step, of the shallowest product."""
@@ -307,7 +315,8 @@ class KernelCount:
 
     def _vector(self, last: tuple[str, ...], each: int) -> float:
         """Return the bytes of one load, by the alignment of rows."""
-        return float(math.gcd(self.sizes.get(last[0], 1) * each, VECTOR)) if len(last) == 1 else float(VECTOR)
+        one = len(last) == 1 or last in self.plan.merged.values()
+        return float(math.gcd(math.prod(self.sizes.get(x, 1) for x in last) * each, VECTOR)) if one else float(VECTOR)
 
     def _resident(self, rows: int, streamed: bool, tile_bytes: float, held_bytes: float, issued: float, live: float) -> tuple[int, float]:
         """Return (programs that a multiprocessor holds at once, registers asked for over those there are)."""

@@ -86,12 +86,13 @@ def _slides(read: ex.Access) -> bool:
 
 
 def _sides(shape: SchedulingProblem, labels: list[str] | tuple[str, ...]) -> Iterator[_Side]:
-    """Yield what a tile may run along: one label, the last of a result if it is long enough, or all of them as one."""
+    """Yield what a tile may run along: one label, the last of a result if it is long enough, or all of them as one, or all but the first, which may lie dense."""
     longest = max(labels, key=lambda x: (isinstance(labels, list) and x == labels[-1] and shape.sizes[x] >= SHALLOW, shape.sizes[x]))
     if shape.sizes[longest] >= SHALLOW or len(labels) == 1:
         yield _Side(shape, (longest,))
-    if len([x for x in labels if shape.sizes[x] > 1]) > 1:
-        yield _Side(shape, tuple(labels))
+    for some in (tuple(labels), tuple(labels[1:])) if isinstance(labels, list) else (tuple(labels),):
+        if len([x for x in some if shape.sizes[x] > 1]) > 1:
+            yield _Side(shape, some)
 
 
 def _copies(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[_Side, ...]) -> tuple[str, ...] | None:

@@ -15,8 +15,9 @@ A descriptor needs a unit stride in the last dimension; its start and other stri
 this, so both forms are emitted and the wrapper chooses. It also chooses pointers on GPUs without TMA. Outside the extents a descriptor
 reads 0 and writes nothing.
 
-A tile may be moved by a number, ``A[x + r]`` with a single ``r``. Behind the extent of ``x`` it then holds elements of ``A``: such a tile is loaded along labels
-of results alone, where what lies behind the extent is not stored.
+A tile may be moved by a number, ``A[x + r, c]`` with a single ``r``, but in the last dimension, where boxes begin at multiples of 16 bytes (an H100 reports an
+illegal instruction otherwise). Behind the extent of ``x`` it then holds elements of ``A``: such a tile is loaded along labels of results alone, where what lies
+behind the extent is not stored.
 
 A fetched tile ``t`` that is added to a product is written as ``dot(a, b) - -t``, which is the same number. With ``dot(a, b) + t`` Triton
 would initialize the accumulator of the product with ``t``, and the matrix units would wait until registers hold it.
@@ -133,7 +134,7 @@ def _box(
     box: list[Axis | None] = []
     for i in index:
         shifted = _shifted(i)
-        if shifted is not None and (shifted[1] is None or fixed is not None and shifted[0] not in fixed):
+        if shifted is not None and (shifted[1] is None or fixed is not None and shifted[0] not in fixed and len(start) < len(index) - 1):
             axis, shift = shifted
             i = Position(axis)
             if i.axis.tile > WIDEST:
