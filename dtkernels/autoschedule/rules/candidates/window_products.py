@@ -33,6 +33,7 @@ from ..product_sides import main_product, sides
 from ..sibling_gemms import products
 
 SHALLOW = 16  #: terms below which a label fills no step of the matrix units
+GATHERED = 64  #: bytes of elements, each with an address of its own, that a thread loads at once: more have no registers
 
 
 class _Side:
@@ -129,6 +130,10 @@ def _tiled(
         if of in gemm_candidates.PARTED:
             continue
         depth = max(16, min(of.depth, next_power_of_two(summed.size)))
+        while summed.merged and depth > 16 and max(of.rows, of.columns) * depth * shape.itemsize > GATHERED * 32 * of.warps:
+            depth //= 2
+        if summed.merged and max(of.rows, of.columns) * depth * shape.itemsize > GATHERED * 32 * of.warps:
+            continue
         block = {x: 1 for x in own if x not in inside and x not in (row.name, column.name)} | {row.name: of.rows, column.name: of.columns}
         tile = block | {x: 1 for x in labels if x not in inside} | {summed.name: depth}
         steps = -(-summed.size // depth)
