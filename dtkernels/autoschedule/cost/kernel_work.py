@@ -205,8 +205,7 @@ class KernelCount:
         for func, _ in plan.members if plan.apart else ():
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if {*plan.split} & {*func.reduced} else 0.0
         heavy, light = self._arithmetic()
-        light += self._places([(access, amount / each) for access, each, amount in reads])
-        light += multiplied / 2 / min(self._depth(), MOST_IMPRECISE) if self._promotes() else 0.0
+        light += self._places(reads) + (multiplied / 2 / min(self._depth(), MOST_IMPRECISE) if self._promotes() else 0.0)
         if streamed:
             terms = self._multiplied()[0]
             light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)
@@ -216,10 +215,10 @@ class KernelCount:
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
                     added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, *self._float32_products(), plan.apart or int(merged > 0), self.float8)  # fmt: skip
 
-    def _places(self, reads: list[tuple[Access, float]]) -> float:
+    def _places(self, reads: list[tuple[Access, int, float]]) -> float:
         """Return the arithmetic on places of the elements that windows read one by one, where a loop goes through taps and other labels as one."""
         together = {x for name, parts in self.plan.merged.items() if name not in self.plan.blocks for x in parts}
-        apart = [elements for access, elements in reads if self._slides(access.read) and {*access.read.last} & together]
+        apart = [amount / each for access, each, amount in reads if self._slides(access.read) and {*access.read.last} & together]
         return PLACES * sum(apart)
 
     def _depth(self) -> int:

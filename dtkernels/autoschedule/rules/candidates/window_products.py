@@ -59,7 +59,8 @@ def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -
     own = shape.algorithm[root].labels
     rows, columns = sides(shape, root, dot)
     others = any(reduction_labels(shape.algorithm, m) for m in members if m != main)
-    if None in reads or others or not rows or not columns or {*dot.labels} & {*own}:
+    picked = any(shape.is_picked(dot, x) for x in dot.labels)
+    if None in reads or others or picked or not rows or not columns or {*dot.labels} & {*own}:
         return
     if not any(_slides(a) for a in reads if a) and max(len(rows), len(columns), len(dot.labels)) == 1:
         return
