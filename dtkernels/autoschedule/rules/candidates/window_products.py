@@ -33,14 +33,28 @@ from ..product_sides import main_product, sides
 from ..sibling_gemms import products
 
 SHALLOW = 16  #: terms below which a label fills no step of the matrix units
+#: of 16 bits: 64 deep in three stages, so that a multiprocessor holds several programs (2d convolutions on an H100 took 1.15 to 1.5 times as long in deeper ones)
+TILES = tuple(
+    GemmTile(*t)
+    for t in (
+        (16, 64, 64, 4, 4), (16, 128, 64, 4, 4), (32, 64, 64, 4, 4), (32, 128, 64, 4, 4), (64, 16, 64, 4, 4), (64, 32, 64, 4, 4), (64, 64, 64, 4, 4), (64, 128, 64, 4, 3),
+        (64, 256, 64, 8, 3), (128, 16, 64, 4, 4), (128, 32, 64, 4, 4), (128, 64, 64, 4, 4), (128, 128, 64, 4, 3), (128, 128, 64, 8, 3), (128, 256, 64, 8, 3),
+        (256, 128, 64, 8, 3),
+    )
+)  # fmt: skip
+FULL = 128 * 64  #: elements of a tile below which none is proposed where larger ones give each multiprocessor a program
+LONG = 1024  #: elements of a side that fill several tiles
 GATHERED = 64  #: bytes of elements, each with an address of its own, that a thread loads at once: more have no registers
 
 
 class _Side:
-    """What a tile runs along on one side of a product, or in its sum: one label, or several as one."""
+    """What a tile runs along on one side of a product, or in its sum: one label, or several as one; ``of`` are all that there are."""
 
-    def __init__(self, shape: SchedulingProblem, labels: tuple[str, ...]):
+    def __init__(self, shape: SchedulingProblem, labels: tuple[str, ...], of: tuple[str, ...]):
+        self.apart = 1 < len(labels) < len(of)  #: without the first
         self.labels, self.size = labels, math.prod(shape.sizes[x] for x in labels)
+        #: whether it has enough without the first: places of elements in a sum over several labels take the less the fewer labels a tile has
+        self.is_long = 2 < len(labels) == len(of) and self.size >= LONG * shape.sizes[labels[0]]
         self.name = labels[0] if len(labels) == 1 else shape.unused_label("_".join(labels), bare=True)
 
     @property
@@ -66,7 +80,9 @@ def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -
         return
     if own.index(rows[-1]) > own.index(columns[-1]):  # the columns are what lies contiguous
         rows, columns = columns, rows
-    for row, column, summed in product(*(_sides(shape, labels) for labels in (rows, columns, dot.labels))):
+    for row, column, summed in product(_sides(shape, rows, own[0]), _sides(shape, columns, own[0]), _sides(shape, dot.labels)):
+        if any(side.is_long if summed.merged else side.apart and not _lies_dense(reads, side) for side in (row, column)):
+            continue
         copies = _copies(shape, [a for a in reads if a], (summed, column, row))
         if copies is not None:
             yield from _tiled(shape, root, row, column, summed, dot.labels, copies)
@@ -87,14 +103,22 @@ def _slides(read: ex.Access) -> bool:
     return any(len(ex.free_labels(i)) > 1 for i in read.index)
 
 
-def _sides(shape: SchedulingProblem, labels: list[str] | tuple[str, ...]) -> Iterator[_Side]:
-    """Yield what a tile may run along: one label, the last of a result if it is long enough, or all of them as one, or all but the first, which may lie dense."""
+def _sides(shape: SchedulingProblem, labels: list[str] | tuple[str, ...], first: str = "") -> Iterator[_Side]:
+    """Yield what a tile may run along: one label, the last of a result if it is long enough, or all of them as one, or all but the first, which may lie dense.
+
+    ``first``: the label along which the result's elements are farthest apart, which is none of its own.
+    """
     longest = max(labels, key=lambda x: (isinstance(labels, list) and x == labels[-1] and shape.sizes[x] >= SHALLOW, shape.sizes[x]))
-    if shape.sizes[longest] >= SHALLOW or len(labels) == 1:
-        yield _Side(shape, (longest,))
+    if shape.sizes[longest] >= SHALLOW and longest != first or len(labels) == 1:
+        yield _Side(shape, (longest,), tuple(labels))
     for some in (tuple(labels), tuple(labels[1:])) if isinstance(labels, list) else (tuple(labels),):
         if len([x for x in some if shape.sizes[x] > 1]) > 1:
-            yield _Side(shape, some)
+            yield _Side(shape, some, tuple(labels))
+
+
+def _lies_dense(reads: list[ex.Access | None], side: _Side) -> bool:
+    """Return whether an operand has the labels of a side as its last dimensions."""
+    return any(a is not None and a.index[-len(side.labels) :] == tuple(map(ex.Label, side.labels)) for a in reads)
 
 
 def _copies(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[_Side, ...]) -> tuple[str, ...] | None:
@@ -104,7 +128,8 @@ def _copies(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[_Side
         plain = [i.name for i in read.index if isinstance(i, ex.Label)]
         along = next((side.name for side in tiled if side.name in plain), None)
         ends = [tuple(map(ex.Label, side.labels)) for side in tiled if side.name == along or side.merged]
-        if along is None or any(read.index[-len(end) :] == end for end in ends):
+        index = tuple(i for i in read.index if not (isinstance(i, ex.Label) and shape.sizes[i.name] == 1))
+        if along is None or any(index[-len(end) :] == end for end in ends):
             continue
         if read.tensor not in shape.algorithm.inputs or read.tensor in shape.algorithm.integer_inputs():
             return None
@@ -127,8 +152,9 @@ def _tiled(
         "constants": taps if summed.merged else (),
         "approximations": (("rdot", ""),) if tripled else (),
     }
-    for of in gemm_candidates.tiles(row.size, column.size, summed.size, batch, cores, shape.itemsize, tripled=tripled):
-        if of in gemm_candidates.PARTED:
+    known = TILES if shape.itemsize == 2 else ()
+    for of in gemm_candidates.tiles(row.size, column.size, summed.size, batch, cores, shape.itemsize, tripled=tripled, known=known):
+        if of.rows * of.columns < FULL and min(row.size, column.size) >= 128 and batch * row.size * column.size >= FULL * cores:
             continue
         depth = max(16, min(of.depth, next_power_of_two(summed.size)))
         while summed.merged and depth > 16 and max(of.rows, of.columns) * depth * shape.itemsize > GATHERED * 32 * of.warps:
