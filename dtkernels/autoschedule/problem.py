@@ -15,6 +15,7 @@ from ..codegen.powers_of_two import last_power_of_two
 from ..codegen.target import Target
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
+from ..lang.reserved_names import clashes
 from ..lang.schedule_checks import reduction_labels
 from .cost.kernel_config import KernelConfig, Sizes
 from .cost.outline import Known
@@ -174,9 +175,10 @@ class SchedulingProblem:
         split = more.pop("split", ()) or self._split_parts(root, block, tile, share, parts)
         return KernelConfig(root, tuple(block.items()), tuple(tile.items()), split=split, num_warps=warps, num_stages=stages, **more)
 
-    def unused_label(self, label: str) -> str:
-        """Return an unused name for the position inside a group of ``label``."""
-        return next(name for i in range(1, 99) if (name := f"{label}{i}") not in self.algorithm.labels)
+    def unused_label(self, label: str, bare: bool = False) -> str:
+        """Return an unused name for the position inside a group of ``label``; with ``bare``, for a label of that name."""
+        names = (label if bare and not i else f"{label}{i}" for i in range(not bare, 99))
+        return next(name for name in names if not (clashes(name, self.algorithm.names) if bare else name in self.algorithm.labels))
 
     def programs(self, block: dict[str, int]) -> int:
         """Return the number of blocks of the grid."""

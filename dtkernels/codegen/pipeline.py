@@ -23,6 +23,7 @@ from .analysis.dependent_launch import links
 from .ir.nest import Kernel
 from .lower.launch_parameters import with_launch_parameters
 from .lower.lowering import check_unused_in_kernel, lower_kernel
+from .lower.merged_labels import declare_merged_labels
 from .lower.schedule_options import KernelOptions
 from .prelower.accumulated_sums import accumulate_sums, zeroing_program
 from .prelower.chunked_funcs import chunk_funcs
@@ -38,6 +39,7 @@ from .transforms.arithmetic.guard_elimination import eliminate_guards
 from .transforms.arithmetic.scale_sinking import sink_scales
 from .transforms.loops.distinct_names import keep_names_apart
 from .transforms.loops.interior_blocks import specialize_interior_blocks
+from .transforms.loops.joined_loops import join_loops
 from .transforms.loops.loop_partition import partition_loops
 from .transforms.loops.split_k import UniformInBlock, split_k
 from .transforms.loops.tail_wave import add_tail_wave
@@ -63,6 +65,7 @@ PROGRAM_PASSES: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("partial_sums", add_partial_sums),
     ("accumulated_sums", accumulate_sums),
     ("stage_aligned_copies", stage_aligned_copies),
+    ("merged_labels", declare_merged_labels),
     ("chunked_funcs", chunk_funcs),
 )
 
@@ -88,7 +91,7 @@ NEST_PASSES: tuple[tuple[str, Callable[[Kernel, KernelOptions], Kernel]], ...] =
 )
 
 #: Kernel -> Kernel, the form that reaches memory by pointers alone, and the last passes of both forms that Triton compiles
-POINTER_FORM: tuple[tuple[str, Callable[[Kernel], Kernel]], ...] = (("pointers", use_pointers),)
+POINTER_FORM: tuple[tuple[str, Callable[[Kernel], Kernel]], ...] = (("pointers", use_pointers), ("joined_loops", join_loops))
 TRITON_FORM: tuple[tuple[str, Callable[[Kernel], Kernel]], ...] = (
     ("interior_blocks", specialize_interior_blocks),
     ("offset_hoisting", hoist_offsets),

@@ -64,7 +64,7 @@ PRIMITIVES = {
     "num_warps": "number", "num_stages": "number", "compile": "", "compile_to_kernel": "",
     "persistent": "", "ping_pong": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
-    "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor*", "align": "",
+    "specialize": "label*", "reorder": "label*", "merge": "name, label, label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor or tensor:label*", "align": "",
     "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size", "accumulate_at": "func, label or func, label, ordered",
 }  # fmt: skip
 ORDERED = "ordered"  #: word of accumulate_at
@@ -148,7 +148,7 @@ class Number(Primitive):
 class Names(Primitive):
     """``f.descriptor(A, B)``: tensors; ``f.reorder(i, j)``: labels"""
 
-    name: Literal["descriptor", "stage", "specialize", "reorder"]
+    name: Literal["descriptor", "specialize", "reorder"]
     args: tuple[str, ...]
     takes = (str,)
 
@@ -156,6 +156,40 @@ class Names(Primitive):
     def names(self) -> tuple[str, ...]:
         """Return the tensors or labels."""
         return self.args
+
+
+@dataclass(frozen=True)
+class Merge(Primitive):
+    """``f.merge(p, y, x)``: a new label that stands for others together"""
+
+    name: Literal["merge"]
+    args: tuple[str, ...]
+    takes = (str,)
+    count = (3, 99)
+
+    @property
+    def label(self) -> str:
+        """Return the new label."""
+        return self.args[0]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Return the labels that it stands for, slowest first."""
+        return self.args[1:]
+
+
+@dataclass(frozen=True)
+class Stage(Primitive):
+    """``f.stage(A, B:c)``: tensors, and for some the label that lies along the rows of the copy"""
+
+    name: Literal["stage"]
+    args: tuple[str | Named, ...]
+    takes = (str, Named)
+
+    @property
+    def copies(self) -> tuple[tuple[str, str], ...]:
+        """Return the tensors, each with the label of the rows of its copy, "" for that of its own rows."""
+        return tuple((a.name, a.choice) if isinstance(a, Named) else (a, "") for a in self.args)
 
 
 @dataclass(frozen=True)
@@ -263,7 +297,8 @@ class IllFormed(Primitive):
 
 
 _CLASSES: dict[str, type[Primitive]] = {
-    "": Bare, "label:size*": Sizes, "label:size": OneSize, "number": Number, "tensor*": Names, "label*": Names, "label": SpecializeWarps, "func, label": FuseAt,
+    "": Bare, "label:size*": Sizes, "label:size": OneSize, "number": Number, "tensor*": Names, "label*": Names, "tensor or tensor:label*": Stage,
+    "name, label, label*": Merge, "label": SpecializeWarps, "func, label": FuseAt,
     "func, label or func, label, ordered": AccumulateAt,
     "label or label:inner/size*": Map, "tensor:policy*": Evict, "function or function:part/whole*": Approximate,
 }  # fmt: skip
@@ -313,6 +348,10 @@ class Schedule:
     def names(self, func: str, name: str) -> tuple[str, ...]:
         """Return the plain-name arguments of all statements ``func.name(a, b)``."""
         return tuple(a for p in self.of(func, name) for a in p.args if isinstance(a, str))
+
+    def merged(self, func: str) -> dict[str, tuple[str, ...]]:
+        """Return the labels that ``merge`` makes for loops of ``func``, each with the labels that it stands for, slowest first."""
+        return {p.label: p.parts for p in self.of(func, "merge", Merge)}
 
     def share(self, func: str) -> tuple[int, int] | None:
         """Return part and whole of the last ``func.approximate(exp:part/whole)``; None if there is none."""

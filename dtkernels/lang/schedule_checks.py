@@ -12,6 +12,7 @@ from .schedule import (
     SHARES,
     Approximate,
     Argument,
+    Evict,
     FuseAt,
     Grouped,
     Map,
@@ -21,6 +22,7 @@ from .schedule import (
     Schedule,
     Sized,
     Sizes,
+    Stage,
     host,
     subject,
 )
@@ -29,7 +31,7 @@ MOST_ELEMENTS = 2**20  #: per tensor, in Triton
 MOST_PARTS = 3  #: powers of two that add up to a tile
 MOST_UNROLLED = 64  #: unroll factor; compilers take minutes for larger unrolled dots
 _OF_KERNELS = ("block", "map", "num_warps", "num_stages", "persistent", "ping_pong", "maxnreg", "cluster", "tail", "stream")
-_LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split", "tail", "stream")
+_LOOP_PRIMITIVES = ("merge", "tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split", "tail", "stream")
 
 
 def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
@@ -79,7 +81,7 @@ def _check_form(p: Primitive) -> None:
         _check_size(p, a)
         if isinstance(p, Approximate) and str(a) not in (allowed := (*APPROXIMATIONS, *(f"exp:{part}/{whole}" for part, whole in SHARES))):
             raise DTError("a function to approximate", found=str(a), allowed=", ".join(allowed), at=p.pos)
-        if isinstance(a, Named) and a.choice not in EVICTION_POLICIES:
+        if isinstance(p, Evict) and isinstance(a, Named) and a.choice not in EVICTION_POLICIES:
             raise DTError("an eviction policy", found=str(a), allowed=", ".join(EVICTION_POLICIES), at=p.pos)
     if isinstance(p, Number):
         _check_number(p)
@@ -151,22 +153,27 @@ def labels_in_kernel(func: str, algorithm: Algorithm, schedule: Schedule) -> tup
     for member in members:
         members += [g for g, (consumer, _) in fused.items() if consumer == member and g in algorithm and g not in members]
         members += [g for g in dict.fromkeys(a.tensor for a in ex.accesses(algorithm[member].expr)) if g in again and g not in members]
-    found = [label for m in members for label in (*algorithm[m].labels, *reduction_labels(algorithm, m))]
+    found = [label for m in members for label in (*algorithm[m].labels, *reduction_labels(algorithm, m), *schedule.merged(m))]
     return tuple(dict.fromkeys(found))
 
 
 def _check_names(p: Primitive, algorithm: Algorithm, schedule: Schedule) -> None:
-    own = algorithm[p.func].labels
+    own, merged = algorithm[p.func].labels, schedule.merged(p.func)
     within = labels_in_kernel(p.func, algorithm, schedule)
     inner = tuple(a.inner for a in p.groups) if isinstance(p, Map) else ()
+    own += tuple(name for name, parts in merged.items() if set(parts) <= set(own))
     parted = tuple(label for label in within if label not in own)  # a block of a sum makes a part of it
     cut = own + tuple(label for label in parted if label in schedule.sizes(p.func, "block"))
     allowed = {"block": own + parted, "chunk": own, "map": cut + inner, **dict.fromkeys(_LOOP_PRIMITIVES, within)}
-    for named in map(subject, p.args):
+    for named in map(subject, p.args[1:] if p.name == "merge" else p.args):
         if p.name in allowed and named not in allowed[p.name]:
             raise DTError(f"{p.name} names a label of {p.func}", found=repr(named), allowed=", ".join(allowed[p.name]) or "none", at=p.pos)
         if p.name in ("descriptor", "evict", "stage") and named not in algorithm.inputs + algorithm.funcs:
             raise DTError(f"{p.name} names a tensor", found=repr(named), allowed=", ".join(algorithm.inputs + algorithm.funcs), at=p.pos)
+    if isinstance(p, Stage):
+        for _, label in p.copies:
+            if label and label not in within:
+                raise DTError(f"stage names a label of {p.func}", found=repr(label), allowed=", ".join(within), at=p.pos)
     if isinstance(p, FuseAt) and p.name != "fuse_at":
         if p.consumer not in algorithm:
             raise DTError(f"{p.name} names a Func", found=repr(p.consumer), allowed=", ".join(algorithm.funcs), at=p.pos)

@@ -36,7 +36,7 @@ class Choices:
     persistent: bool = False
     ping_pong: bool = False  #: whether two consumer warpgroups take blocks in turn
     descriptors: tuple[str, ...] = ()
-    staged: tuple[str, ...] = ()  #: tensors that are copied to aligned rows first
+    staged: tuple[str, ...] = ()  #: tensors that are copied to aligned rows first, ``A:c`` where ``c`` lies along these rows
     aligned: bool = False  #: its rows are written aligned
     stages_of: Sizes = ()  #: pipeline depth of single loops
     specialized: tuple[str, ...] = ()  #: labels whose loops run by specialised warps
@@ -51,6 +51,17 @@ class Choices:
     maxnreg: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
+    merged: tuple[str, ...] = ()  #: ``p, y, x`` of each label that stands for several
+
+    @property
+    def copies(self) -> dict[str, str]:
+        """Return the tensors that are copied first, each with the label along the rows of its copy, "" for that of its own rows."""
+        return {tensor: label for tensor, _, label in (one.partition(":") for one in self.staged)}
+
+    @property
+    def merges(self) -> dict[str, tuple[str, ...]]:
+        """Return the labels that stand for several, each with these, slowest first."""
+        return {name: tuple(parts) for name, *parts in (one.split(", ") for one in self.merged)}
 
     @property
     def warps(self) -> int:
@@ -64,7 +75,9 @@ class Choices:
         """Yield primitives with the values of their fields, always in one order."""
         for name, field in _FIELDS.items():
             value = getattr(self, field)
-            if value is not None and value is not False and value != ():
+            if name == "merge":
+                yield from ((name, one) for one in value)
+            elif value is not None and value is not False and value != ():
                 yield name, value
 
 
@@ -204,12 +217,17 @@ def _order(order: tuple[tuple[str, str, int], ...]) -> str:
     return ", ".join([f"{label}:{inner}/{size}" if inner else label for label, inner, size in order])
 
 
+def _same(one: str) -> str:
+    return one
+
+
 def _pairs(pairs: Pairs) -> str:
     return ", ".join([f"{name}:{choice}" if choice else name for name, choice in pairs])
 
 
 #: primitive -> field, in the order in which they are printed
 _FIELDS = {
+    "merge": "merged",
     "block": "blocks", "tensorize": "tiles", "map": "order", "reorder": "reordered", "split": "split", "persistent": "persistent", "ping_pong": "ping_pong", "descriptor": "descriptors",
     "stage": "staged", "align": "aligned", "stages": "stages_of", "specialize_warps": "specialized", "unroll": "unrolled", "tail": "tail",
     "stream": "stream", "chunk": "chunked", "evict": "evictions", "approximate": "approximations", "specialize": "constants",
@@ -218,7 +236,7 @@ _FIELDS = {
 _FORMS = (
     (_sizes, ("block", "tensorize", "split", "stages", "unroll", "tail", "stream", "chunk")),
     (_order, ("map",)), (_pairs, ("evict", "approximate")), (str, ("cluster", "maxnreg", "num_warps", "num_stages")),
-    (", ".join, ("reorder", "descriptor", "stage", "specialize_warps", "specialize")), (lambda _: "", ("persistent", "ping_pong", "align")),
+    (_same, ("merge",)), (", ".join, ("reorder", "descriptor", "stage", "specialize_warps", "specialize")), (lambda _: "", ("persistent", "ping_pong", "align")),
 )  # fmt: skip
 _PRINTED = {name: form for form, names in _FORMS for name in names}
 
@@ -234,8 +252,12 @@ def _arguments(name: str, value: Any) -> tuple:
         return tuple(Grouped(*step) if step[1] else step[0] for step in value)
     if name == "evict":
         return tuple(Named(*pair) for pair in value)
+    if name == "stage":
+        return tuple(Named(*one.split(":")) if ":" in one else one for one in value)
     if name == "approximate":
         return tuple(Share(function, *map(int, share.split("/"))) if share else function for function, share in value)
+    if name == "merge":
+        return tuple(value.split(", "))
     return (value,) if form is str else () if value is True else value
 
 
@@ -247,6 +269,8 @@ def _read_value(name: str, inside: str, before: Any) -> Any:
         return tuple((dict(before) | dict(found)).items()) if before else found
     if form is str:
         return int(inside)
+    if form is _same:
+        return (*(before or ()), ", ".join([part.strip() for part in inside.split(",")]))
     if not inside:
         return True
     parts: list = [part.strip() for part in inside.split(",")]
@@ -320,4 +344,4 @@ def tiles_of(schedule: str) -> tuple:
 
 def copied_inputs(schedule: str) -> tuple[str, ...]:
     """Return the tensors that a schedule copies to aligned rows first."""
-    return tuple(dict.fromkeys(t for k in read_kernels(schedule) for t in k.staged))
+    return tuple(dict.fromkeys(t for k in read_kernels(schedule) for t in k.copies))

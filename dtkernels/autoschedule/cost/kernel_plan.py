@@ -30,7 +30,7 @@ class KernelPlan:
     """The parts of a kernel's work that do not depend on sizes."""
 
     def __init__(self, config: KernelConfig, known: Known, aligned: frozenset[str], fused: frozenset[str] = frozenset()):
-        self.config, self.known, self.aligned = config, known, aligned | frozenset(config.staged)
+        self.config, self.known, self.aligned = config, known, aligned | frozenset(config.copies)
         own = known.funcs.get(config.func) or known.outline.funcs[-1]
         self.blocks, self.tiles = dict(config.blocks), config.all_of("tiles")
         self.members: list[tuple[FuncOutline, str]] = [(own, "")]
@@ -40,6 +40,7 @@ class KernelPlan:
         for func, _ in self.members:  # what is fused elsewhere and not written is computed here once more
             again = [r.tensor for r in func.reads if r.tensor in fused and all(r.tensor != m.name for m, _ in self.members)]
             self.members += [(known.funcs[name], own.reduced[-1] if own.reduced else "") for name in dict.fromkeys(again)]
+        self.merged = config.merges
         domain = dict.fromkeys((*own.labels, *own.reduced, *(r for f, _ in self.members for r in f.reduced), *self.blocks))
         domain |= dict.fromkeys(x for f, _ in self.members for x in f.labels if x not in known.aliases)
         self.domain = tuple(domain)
@@ -60,7 +61,7 @@ class KernelPlan:
     def form(config: KernelConfig) -> tuple:
         """Return all of a kernel's choices that its plan depends on, but for sizes."""
         blocks, tiles, parts = (tuple([(x, bool(n)) for x, n in sizes]) for sizes in (config.blocks, config.tiles, config.split))
-        return blocks, tiles, parts, config.order, config.staged, config.aligns, config.unrolled
+        return blocks, tiles, parts, config.order, config.staged, config.aligns, config.unrolled, config.merged
 
     def resized(self, config: KernelConfig) -> KernelPlan:
         """Return the plan of a kernel of the same form and of other sizes."""
@@ -71,7 +72,7 @@ class KernelPlan:
 
     def _split_labels(self, config: KernelConfig) -> dict[str, int]:
         """Return the labels of sums that several programs share, and in how many parts; 0 for one part a block."""
-        return config.all_of("split") | {x: 0 for x, _ in config.blocks if x not in self.root.labels}
+        return config.all_of("split") | {x: 0 for x, _ in config.blocks if x not in self.root.labels and x not in config.merges}
 
     def _scattered(self, blocks: dict[str, int]) -> frozenset[str]:
         """Return the labels whose blocks reach over groups."""
@@ -125,7 +126,7 @@ class KernelPlan:
         inside, seen, found = {f.name for f, _ in self.members}, set(), []
         tensors = set()
         for func, loop in self.members:
-            for read, at in ((r, at) for r in func.reads for at in self.passes[func.name]):
+            for read, at in ((self._copied(r), at) for r in func.reads for at in self.passes[func.name]):
                 looped = any(x not in self.blocks and self.tiles.get(x, 1) for x, _ in read.labels) or bool(self._whole(func))
                 place = (read.tensor, read.labels, "" if not looped else at)
                 if read.tensor in inside or place in seen:
@@ -135,6 +136,14 @@ class KernelPlan:
                 found.append(Access(read, around, self._whole(func), looped, read.tensor in tensors, read.tensor in self.known.funcs, self._sweeps(func)))
                 tensors.add(read.tensor)
         return tuple(found)
+
+    def _copied(self, read: Read) -> Read:
+        """Return a read of a copy, whose rows may lie along another label, or of dimensions that a merged label goes along as one."""
+        if along := self.config.copies.get(read.tensor):
+            return read._replace(last=(along,))
+        labels = tuple([x for x, by in read.labels if by == 1])
+        dense = next((parts for parts in self.merged.values() if labels[-len(parts) :] == parts and read.last == parts[-1:]), None)
+        return read._replace(last=dense) if dense else read
 
     def _passes(self) -> dict[str, tuple[str, ...]]:
         """Return the loops in which each Func is computed, by the Func whose loop it is.

@@ -24,6 +24,7 @@ WIDE = 16  #: elements of a tile from which on they are one vector, not several 
 BASE, VALUE, READ, CARRIED = 22, 0.3, 0.38, 0.55  #: registers of a thread, and of each element: by what ptxas gave 336 kernels of rows and columns, to 13%
 SPILLING = 0.8  #: the part of its registers from which on a thread of such a kernel spilled some
 EXCHANGED = 11  #: times as long as its terms: a sum over all pairs of rows whose threads add up several terms of each step (five tiles on an H100)
+PLACES = 300  #: as many operations take the place of an element and its masks: 1.8 to 4.5 us a million elements, of five convolutions on an H100
 WARPS, BLOCKS = 64, 32  #: that a multiprocessor holds
 
 
@@ -93,12 +94,34 @@ class KernelCount:
             else:
                 self.extent[label], self.filled[label] = float(n), float(-(-n // tile) * tile)
             self.step[label], self.loaded[label] = tile, min(tile, block or tile, n)
+        for label, parts_of in plan.merged.items():
+            self._share_tile(label, parts_of)
         for label in plan.bounded:
             if label in self.filled and label not in self.count and sizes.get(label, 1) > 1:
                 half = 0.5 + 0.5 * min(1.0, self.step[label] * 2 / self.filled[label])
                 self.filled[label] *= half
                 self.extent[label] *= half
         self.float8 = target.has_float8 and products and self._depth() >= FLOAT8_DEPTH and all(f.name in plan.known.float8 for f, _ in plan.members if f.products)
+
+    def _share_tile(self, merged: str, parts: tuple[str, ...]) -> None:
+        """Give the labels that a merged one stands for their parts of its tile, the last label first."""
+        sizes = [max(1, self.sizes.get(x, 1)) for x in parts]
+        block, tile = self.plan.blocks.get(merged, 0), self.plan.tiles.get(merged, 1)
+        left = float(block or tile)
+        if block:
+            self.count[merged] = -(-math.prod(sizes) // block)
+            self.extent[merged] = self.filled[merged] = 1.0
+        for label, n in reversed([*zip(parts, sizes)]):
+            share = min(float(n), max(1.0, left))
+            self.step[label] = self.loaded[label] = max(1, round(share))
+            if block:
+                self.extent[label] = self.filled[label] = share
+            left /= share
+        self.step[merged] = self.loaded[merged] = 1
+        if parts_of_sum := self.plan.split.get(merged, 0):
+            self.count[merged] = parts_of_sum
+            self.extent[parts[0]] /= parts_of_sum
+            self.filled[parts[0]] = max(self.filled[parts[0]] / parts_of_sum, 1.0)
 
     def of(self, table: dict, label: str) -> float:
         """Return the entry of a label, or of the labels that stand in its place."""
@@ -112,8 +135,9 @@ class KernelCount:
     def times(self, around: tuple[str, ...], whole: tuple[str, ...]) -> float:
         """Return how often loops repeat something, and blocks that it runs over whole."""
         found = 1.0
+        together = {x for name, parts in self.plan.merged.items() if name not in self.plan.blocks for x in parts}  # one loop, and each element is loaded all the same
         for x in around:
-            found *= max(1.0, self.filled.get(x, 1.0) / self.step.get(x, 1))
+            found *= max(1.0, self.filled.get(x, 1.0) / (1 if x in together else self.step.get(x, 1)))
         for x in whole:
             found *= self.count.get(x, 1)
         return found
@@ -158,7 +182,7 @@ class KernelCount:
                 apart += tile if vector < ASYNC and not aligned else 0.0
             reads.append((access, each, amount))
             strips += programs * amount / self._run(access.read.last, each) if vector < VECTOR and not aligned else 0.0
-            if access.read.tensor in plan.config.staged and not access.again:
+            if access.read.tensor in plan.config.copies and not access.again:
                 copied += 2 * self._unique(access.read, each)
         multiplied, rows, columns = (0.0, 0, 0) if streamed else self._multiplied()
         ordinary = any(self._is_ordinary(p) for p, *_ in plan.products)
@@ -184,7 +208,7 @@ class KernelCount:
         for func, _ in plan.members if plan.apart else ():
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if {*plan.split} & {*func.reduced} else 0.0
         heavy, light = self._arithmetic()
-        light += multiplied / 2 / min(self._depth(), MOST_IMPRECISE) if self._promotes() else 0.0
+        light += self._places(reads) + (multiplied / 2 / min(self._depth(), MOST_IMPRECISE) if self._promotes() else 0.0)
         if streamed:
             terms = self._multiplied()[0]
             light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)
@@ -194,9 +218,15 @@ class KernelCount:
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
                     added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, merges=plan.apart or int(merged > 0), float8=self.float8, **self._float32_products())  # fmt: skip
 
+    def _places(self, reads: list[tuple[Access, int, float]]) -> float:
+        """Return the arithmetic on places of the elements that windows read one by one, where a loop goes through taps and other labels as one."""
+        together = {x for name, parts in self.plan.merged.items() if name not in self.plan.blocks for x in parts}
+        apart = [amount / each for access, each, amount in reads if self._slides(access.read) and {*access.read.last} & together]
+        return PLACES * sum(apart)
+
     def _depth(self) -> int:
         """Return the terms of the sum in a step, of the shallowest product."""
-        return min(max((self.step.get(x, 1) for x in p.reduced), default=1) for p, *_ in self.plan.products)
+        return min(max((self.of(self.plan.tiles if x in self.plan.merged else self.step, x) for x in self._unmerged(p.reduced)), default=1) for p, *_ in self.plan.products)  # type: ignore[return-value]
 
     def _promotes(self) -> bool:
         """Return whether each step's sums are added to those in float32 by the cores: the matrix units of compute capability 9.0 keep too few bits."""
@@ -270,7 +300,12 @@ class KernelCount:
             amount *= SECTOR / run
         if self.plan.products and (shared := math.prod(by for x, by in read.labels if x in read.last and x not in self.count)) > 1 and not self._packed(read):
             return amount, asked * shared, float(each), tile  # ``W[n, k / 2]``: every element by itself, in a product's loop
-        return amount, asked, max(each, min(self._vector(read.last, each), run)), tile
+        vector = float(each) if self._slides(read) else max(each, min(self._vector(read.last, each), run))
+        return amount, asked, vector, tile
+
+    def _slides(self, read: Read) -> bool:
+        """Return whether rows are read from any element on: ``A[c, x + r]``."""
+        return not {*read.last} <= {x for x, _ in read.labels}
 
     def _packed(self, read: Read) -> bool:
         """Return whether a load of ``W[n, k / 2]`` reads each element of a tile once (codegen/transforms/tiles/packed_codes.py)."""
@@ -283,7 +318,8 @@ class KernelCount:
 
     def _vector(self, last: tuple[str, ...], each: int) -> float:
         """Return the bytes of one load, by the alignment of rows."""
-        return float(math.gcd(self.sizes.get(last[0], 1) * each, VECTOR)) if len(last) == 1 else float(VECTOR)
+        one = len(last) == 1 or last in self.plan.merged.values()
+        return float(math.gcd(math.prod(self.sizes.get(x, 1) for x in last) * each, VECTOR)) if one else float(VECTOR)
 
     def _resident(self, rows: int, streamed: bool, tile_bytes: float, held_bytes: float, issued: float, live: float) -> tuple[int, float]:
         """Return (programs that a multiprocessor holds at once, registers asked for over those there are)."""
@@ -382,8 +418,8 @@ class KernelCount:
 
     def _side(self, labels: tuple[str, ...]) -> int:
         """Return the rows or columns of a tile; of one in parts, of each part on the average."""
-        parts = math.prod(max(1, len(binary_parts(self.step.get(x, 1)))) for x in labels)
-        return max(1, int(self.elements(self.step, labels) / parts))
+        sizes = [self.of(self.plan.tiles if x in self.plan.merged else self.step, x) for x in self._unmerged(labels)]
+        return max(1, int(math.prod(sizes) / math.prod(max(1, len(binary_parts(int(n)))) for n in sizes)))
 
     def _is_streamed(self) -> bool:
         """Return whether the terms of all products are added up without matrix units, each by itself: the kernel only moves memory then."""
@@ -393,8 +429,13 @@ class KernelCount:
     def _is_ordinary(self, product: Product) -> bool:
         """Return whether a product has no two matrices of whole rows: several products in one tile, or a side that is too short."""
         both = {*product.labels} - {*product.rows, *product.columns, *product.reduced} | {x for x in product.rows if x in self.plan.scattered}
-        sides = [[n for x in side if (n := self.of(self.step, x)) > 1] for side in (product.rows, product.columns, product.reduced)]
+        sides = [[n for x in self._unmerged(side) if (n := self.of(self.plan.tiles if x in self.plan.merged else self.step, x)) > 1] for side in (product.rows, product.columns, product.reduced)]
         return any(self.of(self.step, x) > 1 for x in both) or any(len(side) != 1 or side[0] < UNITS for side in sides)
+
+    def _unmerged(self, side: tuple[str, ...]) -> list[str]:
+        """Return the labels of a side, several that are one in its place."""
+        name = {x: merged for merged, parts in self.plan.merged.items() for x in parts}
+        return list(dict.fromkeys(name.get(x, x) for x in side))
 
     def _comes_later(self, label: str, other: str) -> bool:
         """Return whether the kernel's results have ``label`` to the right of ``other``."""

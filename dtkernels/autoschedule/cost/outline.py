@@ -20,11 +20,14 @@ VECTOR = 16  #: bytes that a thread loads at most at once
 
 
 class Read(NamedTuple):
-    """An access to an input or a Func."""
+    """An access to an input or a Func.
+
+    Of a window, as in ``A[x + r]``, the labels have the first one alone: loops over others read the same elements again.
+    """
 
     tensor: str
     labels: Index
-    last: tuple[str, ...]  #: labels in the last dimension
+    last: tuple[str, ...]  #: labels in the last dimension, all of a window's
 
 
 class Product(NamedTuple):
@@ -199,9 +202,19 @@ def _read(access: ex.Access) -> Read:
         divided = isinstance(i, ex.Binary) and i.op == "/" and isinstance(i.right, ex.Const)
         own = {n.name: None for n in i.walk() if isinstance(n, ex.Label)}
         by = int(i.right.value) if divided else 1  # type: ignore[attr-defined]
-        index |= {label: min(by, index.get(label, by)) for label in own}
+        index |= {label: min(by, index.get(label, by)) for label in ([*own][:1] if _is_window(i) else own)}
         last = tuple(own)
     return Read(access.tensor, tuple(index.items()), last)
+
+
+def _is_window(index: ex.Expr) -> bool:
+    """Return whether an index is one label shifted by others: ``x + r``, or ``2 * x + r - 1``; ``4 * i + j`` may be all of the elements."""
+    from ...algebra.index_inversion import linear_form
+    from ...lang import expr as ex
+
+    form = linear_form(index)
+    labels = [atom for atom, times in form.items() if isinstance(atom, ex.Label) and times]
+    return len(labels) > 1 and len([t for a, t in form.items() if a is not None and t]) == len(labels) and (abs(form[labels[0]]) == 1 or bool(form.get(None, 0)))
 
 
 def _aliases(algorithm: Algorithm) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -63,10 +63,10 @@ PARTS = (2, 3, 4, 6, 8, 12, 16, 32)
 
 
 def tiles(
-    rows: int, columns: int, depth: int, batch: int, multiprocessors: int, itemsize: int = 2, tripled: bool = False
+    rows: int, columns: int, depth: int, batch: int, multiprocessors: int, itemsize: int = 2, tripled: bool = False, known: tuple[GemmTile, ...] = ()
 ) -> Iterator[GemmTile]:
-    """Yield the tiles worth considering for a product of these extents, whose operands take ``itemsize`` bytes an element."""
-    for tile in FLOAT8_TILES if itemsize == 1 else (*TILES, *PARTED) if itemsize == 2 else TRIPLED_TILES if tripled else WIDE_TILES:
+    """Yield the tiles worth considering for a product of these extents, whose operands take ``itemsize`` bytes an element; of those ``known`` if given."""
+    for tile in known or (FLOAT8_TILES if itemsize == 1 else (*TILES, *PARTED) if itemsize == 2 else TRIPLED_TILES if tripled else WIDE_TILES):
         if (tile.rows > 16 and tile.rows >= WASTED * rows) or (tile.columns > 16 and tile.columns >= WASTED * columns):
             continue
         if tile.rows == tile.columns == 16 and max(rows, columns) > 16:

@@ -18,6 +18,7 @@ from .candidates.paired_sums import paired_sum_candidates
 from .candidates.split_rows import split_row_candidates
 from .candidates.streamed_gemm import streamed_candidates
 from .candidates.tile_space import tile_candidates, variants
+from .candidates.window_products import window_candidates
 from .chain_candidates import chain_candidates
 from .chained_gemm import chain_configs
 from .gemm import product_configs
@@ -69,6 +70,7 @@ KINDS = (
 RULES = (
     Rule("chained products", chain_candidates),
     Rule("products", streamed_candidates),
+    Rule("products", window_candidates),
     Rule(BOTH, row_column_candidates),
     Rule(ROWS, split_row_candidates),
     Rule(ROWS, paired_sum_candidates),

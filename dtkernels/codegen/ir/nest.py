@@ -63,6 +63,8 @@ class Loop(Statement):
 
     A ``tail`` covers the rest of an extent after its whole tiles; it is empty where the tile divides the extent. It runs only where
     ``when`` holds, if it has one: a single truth value that is known before the loop.
+
+    ``order``: the axes of nested loops that it goes through as one, slowest first; of these ``axis`` alone may be a tile (joined_loops.py).
     """
 
     axis: Axis
@@ -74,6 +76,7 @@ class Loop(Statement):
     end: Tile | None = None
     tail: bool = False
     when: Tile | None = None
+    order: tuple[Axis, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -345,6 +348,7 @@ def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
                 lines.append(f"{pad}index {axis} from {start}")
             case Loop(axis, within, inner, reduces, options):
                 extra = "".join(f", {k} {v}" for k, v in options)
+                extra += f", in the order {', '.join(a.name for a in s.order)}" if s.order else ""
                 where = within if s.end is None else f"{s.begin or 0} .. {s.end}{' (tail)' if s.tail else ''}"
                 extra += f", where {s.when}" if s.when is not None else ""
                 lines.append(f"{pad}{'reduce' if reduces else 'loop'} {axis} over {where}{extra}")

@@ -36,9 +36,10 @@ from ..powers_of_two import next_power_of_two
 from ..prelower.kernel_partition import stored_funcs
 from ..prelower.stage_aligned_copies import is_shift
 from .memory_sums import add_in_memory, additions
+from .merged_labels import grouped, parts_of
 from .reduction_terms import MIN_DOT
 from .reductions import Reducer
-from .scans import axis_of, lower_scan, position, reversed_labels, scans_of, spans
+from .scans import axis_of, lower_scan, memory_order, position, reversed_labels, scans_of, spans
 from .schedule_options import KernelOptions
 from .scope import Scope
 
@@ -69,6 +70,7 @@ class _Lowering:
         self.stored: list[str] = []
         self.tiled: dict[str, dict[str, int]] = {}  #: label -> Func whose schedule sets the tile -> tile
         self.blocks = self.schedule.sizes(root, "block")
+        self.merged = {name: parts for m in options.members for name, parts in self.schedule.merged(m).items()}
         self.operand_types = OperandTypes(self.algorithm)
         self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.whole_tensors()
         self.whole: dict[str, list[Axis]] = {}
@@ -86,7 +88,7 @@ class _Lowering:
     def kernel(self) -> Kernel:
         """Open the loops, compute the Funcs fused in them, and store the results."""
         definition = self.algorithm[self.root]
-        self._levels(definition, self._loop_order(definition), {}, self.top)
+        self._levels(definition, grouped(self._loop_order(definition), self.merged), {}, self.top)
         missing = set(self.outputs) - set(self.stored)
         if missing:
             raise DTError("an output is computed over all its labels", found=f"{min(missing)} is not, where it is fused",
@@ -135,14 +137,19 @@ class _Lowering:
         axis, within = self._output_axis(labels[0], scope)
         inner = scope.child() if within else scope
         inner.open(axis)
-        env = {**env, labels[0]: position(axis, labels[0] in self.reversed)}
+        env = {**env, labels[0]: position(axis, labels[0] in self.reversed), **self.parts(labels[0], axis)}
         if within:
             inner.reserve(axis.name)
             inner.body.append(Index(axis, "block+loop" if within == "block" else "loop"))
-        self.place(definition.name, labels[0], env, inner)
+        for label in self.merged.get(labels[0], labels[:1]):
+            self.place(definition.name, label, env, inner)
         self._levels(definition, labels[1:], env, inner)
         if within:
             scope.body.append(Loop(axis, within, tuple(inner.body), options=self.options.loop_options(definition.name, labels[0])))
+
+    def parts(self, label: str, axis: Axis) -> dict[str, Tile]:
+        """Return the indices of the labels that a merged one stands for; nothing for any other."""
+        return parts_of(axis, self.merged[label]) if label in self.merged else {}
 
     def _other_outputs(self, env: dict[str, Tile], scope: Scope) -> None:
         """Compute the outputs that nothing in this kernel uses last, when the reductions they need are finished."""
@@ -181,7 +188,7 @@ class _Lowering:
 
     def _store(self, definition: Definition, env: dict[str, Tile], value: Tile, scope: Scope) -> None:
         index = tuple(env[label] for label in definition.labels)
-        axes = tuple(a for i in index if (a := axis_of(i)) is not None and not a.scalar)
+        axes = tuple(a for a in memory_order(index) if not a.scalar)
         onto = ""
         if isinstance(definition.expr, ex.Write):
             index, onto = self._written_index(definition.expr, env, scope), "elements"
@@ -298,7 +305,7 @@ class _Lowering:
     def define(self, definition: Definition, index: tuple[Tile, ...], value: Tile, scope: Scope) -> Tile:
         """Name ``value`` after its Func, remember it, and store it if it is an output."""
         if not isinstance(value, Local):
-            value = self.let(definition.name, value, scope, str(definition), tuple(a for i in index if (a := axis_of(i)) is not None))
+            value = self.let(definition.name, value, scope, str(definition), memory_order(index))
         scope.record((definition.name, index), value)
         if definition.name in self.outputs and definition.name not in self.stored and self._covers_whole_func(definition, index):
             self.reducer.check_finished(definition)
@@ -412,8 +419,10 @@ class _Lowering:
 
     def _is_in_range(self, tensor: str, dim: int, index: ex.Expr, at: Tile) -> bool:
         """Return whether the masks of the axes keep ``at`` within the dimension; ``(2*x + r)/2`` is ``x``, whose extent may be another."""
-        if not isinstance(at, Position) or isinstance(index, ex.Label):
-            return isinstance(at, Position)
+        if isinstance(index, ex.Label):
+            return isinstance(at, Position) or any(at == parts_of(a, self.merged[a.label]).get(index.name) for a in _all_axes(at) if a.label in self.merged)
+        if not isinstance(at, Position):
+            return False
         own = (self.algorithm[tensor].labels if tensor in self.algorithm else self.algorithm.plain_labels(tensor))[dim]
         return own is not None and at.axis.label in self.algorithm.tied_labels(own)
 
@@ -436,3 +445,8 @@ class _Lowering:
         local = Local(name, axes, value_type(load))
         home.record(load, local)
         return local
+
+
+def _all_axes(tile: Tile) -> set[Axis]:
+    """Return the axes of the positions in ``tile``, also of single elements."""
+    return {n.axis for n in tile.walk() if isinstance(n, Position)}

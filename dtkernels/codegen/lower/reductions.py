@@ -24,8 +24,10 @@ from ..ir.layout import preferred_dim_order
 from ..ir.nest import WHOLE, Accumulator, Assign, Axis, Index, Local, Loop, Op, Position, Tile, TileDot
 from ..ir.value_type import value_type
 from .memory_sums import add_in_memory
+from .merged_labels import grouped
 from .reduction_terms import COMBINE, NEUTRAL, broadcast_over, fits_matrix_units, guarded, key, place_of, reduced, sums_are_held
 from .running_means import RunningMeans
+from .scans import memory_order
 from .scope import Scope
 
 if TYPE_CHECKING:
@@ -157,9 +159,9 @@ class Reducer:
         members = [*self._funcs_in_loop(d, labels, env, scope), _AccumulatedFunc(d, nodes, env, ())]
         asked = self.l.schedule.names(d.name, "reorder")
         ordered = tuple(sorted(labels, key=lambda label: asked.index(label) if label in asked else len(asked)))
-        scopes, axes = self._open(d, ordered, env, scope)
+        scopes, axes = self._open(d, grouped(ordered, self.l.merged), env, scope)
         inner = scopes[-1]
-        bound: dict[str, Tile] = {a.label: Position(a) for a in axes}
+        bound: dict[str, Tile] = {label: at for a in axes for label, at in {a.label: Position(a), **self.l.parts(a.label, a)}.items()}
         step = _Step(self, members, axes, scope, inner, bound)
         for member in members:
             step.accumulate(member)
@@ -322,7 +324,8 @@ class _Step:
         alone = len(member.nodes) == 1
         wish = d.name if d.expr == node and d.name != self.l.root and not partial else f"{d.name}_{'acc' if alone else kind}"
         axes = nest.axes_of(terms)
-        order = tuple(i.axis for label in (*d.labels, *self.bound) if isinstance(i := {**member.env, **self.bound}.get(label), Position))
+        places = {**member.env, **self.bound}
+        order = memory_order([places[label] for label in (*d.labels, *self.bound) if label in places])
         ordered = preferred_dim_order(terms) if partial else nest.in_order(axes, order)  # the order of the terms, so that no step transposes them
         name = self.inner.fresh(wish, self.outer)
         self.outer.reserve(name)

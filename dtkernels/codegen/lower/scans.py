@@ -7,6 +7,7 @@ The loop over the label is one of the kernel's own, and runs in order. A reverse
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...lang import expr as ex
@@ -54,6 +55,17 @@ def axis_of(index: Tile) -> Axis | None:
         case Op("-", (Op("-", (Size(label), nest.Const(1))), Position(axis))) if axis.label == label:
             return axis
     return None
+
+
+def memory_order(index: Sequence[Tile]) -> tuple[Axis, ...]:
+    """Return the axes that an index varies with, by the last dimension in which each occurs."""
+    found: dict[Axis, None] = {}
+    for i in index:
+        axis = axis_of(i)
+        for a in (axis,) if axis is not None else sorted(nest.axes_of(i), key=lambda a: a.name):
+            found.pop(a, None)
+            found[a] = None
+    return tuple(found)
 
 
 def spans(index: Tile, label: str) -> bool:

@@ -188,7 +188,8 @@ class KernelOptions:
 
     def _split_into_blocks(self) -> Split | None:
         """Return the reduction whose label ``block`` cuts, if any: each block makes a part of its sums."""
-        asked = [(a, p) for p in self.schedule.of(self.root, "block", Sizes) for a in p.sizes if a.label not in self.algorithm[self.root].labels]
+        own = {*self.algorithm[self.root].labels, *(name for name, parts in self.schedule.merged(self.root).items() if parts[0] in self.algorithm[self.root].labels)}
+        asked = [(a, p) for p in self.schedule.of(self.root, "block", Sizes) for a in p.sizes if a.label not in own]
         if len({a.label for a, _ in asked}) > 1:
             raise DTError("one label of a kernel's sums is cut into blocks", found=", ".join(str(a) for a, _ in asked), allowed=str(asked[0][0]), at=asked[-1][1].pos)
         return Split(asked[-1][0].label, at=asked[-1][1].pos, block=asked[-1][0].size) if asked else None

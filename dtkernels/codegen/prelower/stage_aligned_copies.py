@@ -9,6 +9,14 @@ After, with a separate kernel for the copy, whose buffer has rows of an aligned 
     A_rows[x, k] = A[x, k];
     f[x, y] = rdot(A_rows[x, k], B[k, y], k);
 
+With ``f.stage(A:x)`` the rows of the copy lie along ``x``, its last dimension. Images with channels first are read so with channels last, whatever
+arithmetic indexes the other dimensions::
+
+    f[o, x] = rdot(A[c, x + r], W[o, c, r], c, r);                         f.stage(A:c)
+
+    A_rows[A_1, c] = A[c, A_1];
+    f[o, x] = rdot(A_rows[x + r, c], W[o, c, r], c, r);
+
 Loads of 16 bytes and tensor descriptors then work even where the caller's layout prevents them. Kernels that stage the same input share one
 copy. A Func that another kernel computes needs none: ``f.stage(g)`` is ``g.align()``.
 
@@ -24,58 +32,81 @@ from dataclasses import replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
-from ...lang.schedule import Bare, Evict, Names, Primitive, Program, Schedule, Sized, Sizes
-from ...lang.schedule_checks import labels_in_kernel
+from ...lang.schedule import Bare, Evict, Merge, Names, Primitive, Program, Schedule, Sized, Sizes, Stage
+from ...lang.schedule_checks import labels_in_kernel, reduction_labels
 from .kernel_partition import funcs_in_kernel
 from .partial_sums import free_name
 
 LOG2_E = ex.Const(math.log2(math.e))
 ROWS, COLUMNS = 4, 256  #: block of a copy: 16 bytes a thread, with little waste past the end of a row
+SIDE, TAPS = 64, 16  #: of a block of a copy with other rows: both reads and writes are of whole cache lines, or of all taps
 
 
 def stage_aligned_copies(program: Program) -> Program:
     """Replace each ``stage`` in ``program`` by a Func that copies the input it names."""
-    asked = [p for p in program.schedule.primitives if isinstance(p, Names) and p.name == "stage"]
-    known: dict[tuple[str, bool], str] = {}
+    asked = [p for p in program.schedule.primitives if isinstance(p, Stage)]
+    known: dict[tuple[str, bool, str], str] = {}
     for p in asked:
-        for tensor in p.names:
-            program = _stage(program, p, tensor, known)
+        for tensor, along in p.copies:
+            program = _stage(program, p, tensor, along, known)
     return replace(program, schedule=Schedule(tuple(p for p in program.schedule.primitives if p.name != "stage"))) if asked else program
 
 
-def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, bool], str]) -> Program:
+def _stage(program: Program, p: Primitive, tensor: str, along: str, known: dict[tuple[str, bool, str], str]) -> Program:
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
-    schedule = program.schedule
     if tensor in algorithm:
         return _aligned(program, p, tensor)
-    labels = algorithm.plain_labels(tensor)
-    numbers = [t for t in algorithm.inputs if t not in algorithm.integer_inputs()]  # a copy can hold these
-    if tensor not in numbers:
-        raise DTError("stage names an input of numbers", found=f"{tensor}, whose elements stand in an index", allowed=", ".join(numbers) or "none", at=p.pos)
-    if not _are_distinct_labels(labels):
-        allowed = ", ".join(t for t in numbers if _are_distinct_labels(algorithm.plain_labels(t))) or "none: it has no such"
-        raise DTError("stage names an input that labels index by themselves", found=tensor, allowed=allowed, at=p.pos)
     members = funcs_in_kernel(program, p.func)
-    own = tuple(str(label) for label in labels)
-    shift = _read_as_shift(tensor, algorithm, members)
-    name, made = _copy_of(tensor, shift is not None, program, known)
+    algorithm, own = _own_labels(algorithm, p, tensor, along)
+    order = tuple(sorted(range(len(own)), key=lambda d: own[d] == along))  # stable: the label asked for comes last
+    shift = _read_as_shift(tensor, algorithm, members) if not along else None
+    name, made = _copy_of(tensor, shift is not None, along, program, known)
     plain = ex.Access(tensor, tuple(ex.Label(label) for label in own))
-    copy = Definition(name, own, algorithm.as_in_memory(plain) if shift is None else ex.Binary("*", shift, LOG2_E))
+    labels = tuple(own[d] for d in order)
+    copy = Definition(name, labels, algorithm.as_in_memory(plain) if shift is None else ex.Binary("*", shift, LOG2_E))
 
     def change(node: ex.Expr) -> ex.Expr:
         match node:
-            case ex.Access(other, _) if other == tensor:
-                return replace(node, tensor=name)
+            case ex.Access(other, index) if other == tensor:
+                return replace(node, tensor=name, index=tuple(index[d] for d in order))
             case ex.Call("exp", (ex.Binary("-", x, s),)) if shift is not None and is_shift(s) and next(ex.accesses(s)).tensor == name:
                 return ex.Call("exp2", (ex.Binary("-", ex.Binary("*", x, LOG2_E), next(ex.accesses(s))),))
         return node
 
     changed = tuple(replace(d, expr=d.expr.transform(change)) if d.name in members else d for d in algorithm.definitions)
-    if changed == algorithm.definitions or not set(own) <= set(labels_in_kernel(p.func, algorithm, schedule)):
+    loops = {*labels_in_kernel(p.func, algorithm, program.schedule)}
+    if changed == algorithm.definitions or not ({along} if along else {*own}) <= loops:
         raise DTError(f"stage names an input of {p.func}", found=tensor, allowed=", ".join(sorted(_inputs(algorithm, members))) or "none", at=p.pos)
-
     changed = tuple(d for d in changed if d.name != name)  # shared: it moves before the first of its readers
     first = next(i for i, d in enumerate(changed) if d.name in members or any(a.tensor == name for a in ex.accesses(d.expr)))
+    copied = () if made else _turned(program, p.func, name, own, along) if own[-1] != labels[-1] else _copying(name, labels)
+    new = Schedule((*_renamed(program.schedule, members, tensor, name), *copied, *program.implied()))
+    algorithm = replace(algorithm.with_definitions((*changed[:first], copy, *changed[first:])), vars=_vars(algorithm, own), rvars=_rest(algorithm, own))
+    return replace(program, algorithm=algorithm, schedule=new)
+
+
+def _own_labels(algorithm: Algorithm, p: Primitive, tensor: str, along: str) -> tuple[Algorithm, tuple[str, ...]]:
+    """Return the labels of a copy's dimensions, those of the input; a dimension that arithmetic indexes gets one of its own if other rows are asked for."""
+    numbers = [t for t in algorithm.inputs if t not in algorithm.integer_inputs()]  # a copy can hold these
+    if tensor not in numbers:
+        raise DTError("stage names an input of numbers", found=f"{tensor}, whose elements stand in an index", allowed=", ".join(numbers) or "none", at=p.pos)
+    labels = algorithm.plain_labels(tensor)
+    if along:
+        for d in (d for d, label in enumerate(labels) if label is None or label in labels[:d]):
+            fresh = free_name(f"{tensor}_{d}", algorithm)
+            algorithm = replace(algorithm, vars=(*algorithm.vars, fresh), extents=(*algorithm.extents, (fresh, tensor, d)))
+            labels = (*labels[:d], fresh, *labels[d + 1 :])
+    if not _are_distinct_labels(labels):
+        allowed = ", ".join(t for t in numbers if _are_distinct_labels(algorithm.plain_labels(t))) or "none: it has no such"
+        raise DTError("stage names an input that labels index by themselves", found=tensor, allowed=allowed, at=p.pos)
+    if along and along not in labels:
+        allowed = ", ".join(str(x) for x in labels if not str(x).startswith(f"{tensor}_"))
+        raise DTError(f"the rows of a copy of {tensor} lie along a label that indexes it by itself", found=along, allowed=allowed or "none", at=p.pos)
+    return algorithm, tuple(str(label) for label in labels)
+
+
+def _renamed(schedule: Schedule, members: set[str], tensor: str, name: str) -> tuple[Primitive, ...]:
+    """Return the statements, with the copy in the place of the input where the kernel of ``members`` reads it."""
 
     def renamed(q: Primitive) -> Primitive:
         if q.func in members and isinstance(q, Evict):
@@ -84,11 +115,24 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
             return replace(q, args=tuple(name if t == tensor else t for t in q.names))
         return q
 
-    tile = tuple(Sized(label, COLUMNS if label == own[-1] else ROWS if label in own[-2:-1] else 1) for label in own)
-    copied = (Sizes(name, "block", tile), Sizes(name, "tensorize", tile), Bare(name, "align"))
-    new = Schedule((*map(renamed, schedule.primitives), *(() if made else copied), *program.implied()))
-    algorithm = replace(algorithm.with_definitions((*changed[:first], copy, *changed[first:])), vars=_vars(algorithm, own), rvars=_rest(algorithm, own))
-    return replace(program, algorithm=algorithm, schedule=new)
+    return tuple(map(renamed, schedule.primitives))
+
+
+def _copying(name: str, labels: tuple[str, ...]) -> tuple[Primitive, ...]:
+    """Return the schedule of a copy with the rows of the input."""
+    tile = tuple(Sized(label, COLUMNS if label == labels[-1] else ROWS if label in labels[-2:-1] else 1) for label in labels)
+    return Sizes(name, "block", tile), Sizes(name, "tensorize", tile), Bare(name, "align")
+
+
+def _turned(program: Program, reader: str, name: str, own: tuple[str, ...], along: str) -> tuple[Primitive, ...]:
+    """Return the schedule of a copy whose rows lie along another label: tiles of it and of all dimensions after it, which are few elements where they are taps."""
+    after = own[own.index(along) + 1 :]
+    tiles = program.schedule.sizes(reader, "tensorize")
+    taps = all(x in reduction_labels(program.algorithm, reader) and tiles.get(x, 1) == 1 for x in after)
+    merged = free_name("_".join(after), program.algorithm) if len(after) > 1 else after[0]
+    together = (Merge(name, "merge", (merged, *after)),) if len(after) > 1 else ()
+    tile = (*(Sized(x, 1) for x in own if x != along and x not in after), Sized(merged, TAPS if taps else SIDE), Sized(along, SIDE))
+    return *together, Sizes(name, "block", tile), Sizes(name, "tensorize", tile), Bare(name, "align")
 
 
 def _are_distinct_labels(labels: tuple[str | None, ...]) -> bool:
@@ -131,13 +175,14 @@ def _read_as_shift(tensor: str, algorithm: Algorithm, members: set[str]) -> ex.E
     return shifts[0] if len(set(shifts)) == 1 and not other else None
 
 
-def _copy_of(tensor: str, shift: bool, program: Program, known: dict[tuple[str, bool], str]) -> tuple[str, bool]:
+def _copy_of(tensor: str, shift: bool, along: str, program: Program, known: dict[tuple[str, bool, str], str]) -> tuple[str, bool]:
     """Return the Func that copies an input, or holds it as a shift, and whether another kernel already makes it."""
-    if (tensor, shift) in known:
-        return known[tensor, shift], True
+    key = tensor, shift, along
+    if key in known:
+        return known[key], True
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
-    known[tensor, shift] = free_name(f"{tensor}_rows", algorithm)
-    return known[tensor, shift], False
+    known[key] = free_name(f"{tensor}_rows", algorithm)
+    return known[key], False
 
 
 def _inputs(algorithm: Algorithm, members: set[str]) -> set[str]:

@@ -35,6 +35,7 @@ from ...lang.schedule import (
     Sized,
     Sizes,
     SpecializeWarps,
+    Stage,
 )
 from ...lang.schedule_checks import reduction_labels
 from .candidates import KernelCandidate
@@ -321,7 +322,7 @@ def _descriptors(t: Tiling, around: Surroundings) -> Dimensions:
     found: list[dict[str, Any]] = [dict(descriptor=way, specialized=(), rest=others) for way in ways]
     loops = around.looped(t)
     if loose and loops:  # a descriptor reads aligned copies of these
-        found += [dict(descriptor=way, specialized=(), rest=(*others, Names(t.root, "stage", loose))) for way in ways[1:]]
+        found += [dict(descriptor=way, specialized=(), rest=(*others, Stage(t.root, "stage", loose))) for way in ways[1:]]
     if t.descriptor and loops and t.warps == 4 and around.products == 1:
         found.append(dict(specialized=(loops[-1],)))
     turns = [way for way in ways[1:] if loops and around.products == 1 and not t.split and any(t.block.get(x) in (64, 128) for x in around.algorithm[t.root].labels)]
@@ -342,7 +343,7 @@ def _single(t: Tiling, around: Surroundings) -> Dimensions:
         if length % 8 == 0:
             yield [dict(descriptor=(tensor,), specialized=(), rest=others)]
         elif tensor in algorithm.inputs:
-            yield [dict(descriptor=(tensor,), specialized=(), rest=(*others, Names(t.root, "stage", (tensor,))))]
+            yield [dict(descriptor=(tensor,), specialized=(), rest=(*others, Stage(t.root, "stage", (tensor,))))]
 
 
 def _last_wave(t: Tiling, around: Surroundings) -> Dimensions:

@@ -17,6 +17,7 @@ from dtkernels.lang.schedule import (
     Grouped,
     IllFormed,
     Map,
+    Merge,
     Named,
     Names,
     Number,
@@ -26,6 +27,7 @@ from dtkernels.lang.schedule import (
     Sized,
     Sizes,
     SpecializeWarps,
+    Stage,
 )
 
 STATEMENTS = {
@@ -40,6 +42,9 @@ STATEMENTS = {
     "f.accumulate_at(g, k, ordered);": AccumulateAt("f", "accumulate_at", ("g", "k", "ordered")),
     "f.accumulate_at(g, k, sorted);": IllFormed("f", "accumulate_at", ("g", "k", "sorted")),
     "f.map(x:x1/8, y, x1);": Map("f", "map", (Grouped("x", "x1", 8), "y", "x1")),
+    "f.merge(p, y, x);": Merge("f", "merge", ("p", "y", "x")),
+    "f.merge(p, x);": IllFormed("f", "merge", ("p", "x")),
+    "f.stage(A, B:c);": Stage("f", "stage", ("A", Named("B", "c"))),
     "f.evict(A:first);": Evict("f", "evict", (Named("A", "first"),)),
     "f.approximate(tanh, exp:1/4);": Approximate("f", "approximate", ("tanh", Share("exp", 1, 4))),
     "f.block(x);": IllFormed("f", "block", ("x",)),

@@ -83,7 +83,7 @@ class Consumer:
 
     def _steps(self, times: str) -> str:
         """Return the tiles of the loop in so many blocks, all of which have as many."""
-        return f"{times} * tl.cdiv({self.end}, {self.k.tile(self.p.last.loop.axis)})"
+        return f"{times} * ({self.end})" if self.p.last.loop.order else f"{times} * tl.cdiv({self.end}, {self.k.tile(self.p.last.loop.axis)})"
 
     # -- statements on registers ------------------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class Consumer:
         for step in p.steps:
             begin = self.begin if step is p.steps[0] else k.bound(step.loop.begin)
             end = self.end if step is p.last else k.bound(step.loop.end)
-            k.line(depth, f"for {k.counter()} in range({begin}, {end}, {k.tile(step.loop.axis)}):")
+            k.line(depth, f"for {k.counter()} in range({begin}, {end}, {k.advance(step.loop)}):")
             k.line(depth + 1, "slot = it % STAGES")
             self._await(list(p.rings), "slot", "it", depth + 1)
             for q in step.direct:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ....lang.algorithm import Algorithm
 from ...analysis.product_types import Operands
 from ...ir import nest
-from ...ir.nest import Axis, DescriptorLoad, DescriptorLoadLet, DescriptorStore, Index, Let, Position, Tile
+from ...ir.nest import Axis, Const, DescriptorLoad, DescriptorLoadLet, DescriptorStore, Index, Let, Loop, Position, Start, Tile
 from ...transforms.warp_specialize.plan import REGISTERS, Ring, WarpSpecializedKernel, producer_names, ring_tiles
 from ..triton.grid import grid_lines, grid_size
 from ..triton.kernel import KernelText, _KernelPrinter, jit_function
@@ -169,8 +169,9 @@ class GluonPrinter(_KernelPrinter):
         return [layout, head + rest] if len(head + rest) <= LINE else [layout, head.rstrip(), f"        {rest}"]
 
     def _extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
+        known = isinstance(start, (Start, Const)) if axis else isinstance(start, Position)  # a shifted box reads beyond the extent of its label
         axis = axis or (start.axis if isinstance(start, Position) else None)
-        if axis:
+        if axis and known:
             return self.size(axis.label)
         self.bounds[(buffer, dim)] = None
         return f"{buffer}_size_{dim}"
@@ -236,7 +237,8 @@ class GluonPrinter(_KernelPrinter):
         for tile in p.resident:
             self._load_resident(tile, depth)
         begin, end = self.bounds_of_all()
-        self.line(depth, f"for {self.counter()} in range({begin}, {end}, {self.tile(p.last.loop.axis)}):")
+        self.line(depth, f"for {self.counter()} in range({begin}, {end}, {self.advance(p.last.loop)}):")
+        self.joined_indices(p.last.loop, depth + 1)
         self.line(depth + 1, "slot = it % STAGES")
         for ring in p.rings:
             self._load_ring(ring, depth + 1)
@@ -283,7 +285,11 @@ class GluonPrinter(_KernelPrinter):
             self.line(depth, f"{self.first(axis)} = {self.block_index(axis.label)} * {self.block(axis.label)}")
 
     def counter(self) -> str:
-        return f"{self.plan.last.loop.axis.name}_start"
+        return f"{self.plan.last.loop.axis.name}_{'step' if self.plan.last.loop.order else 'start'}"
+
+    def advance(self, loop: Loop) -> str:
+        """Return by how much the counter of a loop advances in a step."""
+        return "1" if loop.order else self.tile(loop.axis)
 
     def bound(self, tile: Tile | None) -> str:
         """Return where one of several loops begins or ends; ``legality`` sees to it that each meets the next."""
@@ -293,6 +299,8 @@ class GluonPrinter(_KernelPrinter):
     def bounds_of_all(self) -> tuple[str, str]:
         """Return where the walk of all loops begins and ends."""
         first, last = self.plan.steps[0].loop, self.plan.last.loop
+        if last.order:
+            return "0", self.joined_steps(last)
         return "0" if first.begin is None else self.expr.text(first.begin, ()), self.expr.text(last.end or nest.Size(last.axis.label), ())
 
 

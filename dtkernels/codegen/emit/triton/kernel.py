@@ -113,6 +113,7 @@ class _KernelPrinter:
         self.tiles: dict[str, str] = {}
         self.even: dict[str, str] = {}
         self.bounds: dict[tuple[str, int], None] = {}
+        self.dense: dict[str, str] = {}
         self.spaces = {w.name for w in kernel.workspaces}
         self.starts = {s.axis: s.start for s in statements(kernel.body) if isinstance(s, Index)}
         self.masked = self._masked_axes()
@@ -197,7 +198,7 @@ class _KernelPrinter:
         text.constants += [(f"{s}_positive", f"not isinstance({s}, torch.Tensor) and {s} > 0") for s in _sunk_scales(k.body)]
         text.constants += [(f"size_{label}", f"size_{label}") for label in self.sizes if label in k.constants]
         text.constants += [*self.tiles.items()]
-        text.constants += [*self.even.items()]
+        text.constants += [*self.even.items(), *self.dense.items()]
         names = [t if t in self.algorithm.inputs else f"{t}_out" for t in buffers]
         text.constants.append(("INDEX", "tl.int32" if self.memory.descriptors else f"index_type({', '.join(names)})"))
         if any(h.startswith("hardware_") for h in self.expr.helpers):
@@ -354,6 +355,14 @@ class _KernelPrinter:
         self.even[name] = value
         return name
 
+    def dense_constant(self, buffer: str, first: int, extents: tuple[str, ...]) -> str:
+        """Return the constant that says that a buffer's dimensions from ``first`` on, of these extents after it, follow each other without gaps."""
+        value = buffer if buffer in self.algorithm.inputs else f"{buffer}_out"
+        steps = enumerate(extents, first)
+        name = f"DENSE_{buffer}_{first}_{first + len(extents)}"
+        self.dense[name] = " and ".join(f"{value}.stride({d}) == {self.size(label)} * {value}.stride({d + 1})" for d, label in steps)
+        return name
+
     def _loop(self, loop: Loop, depth: int) -> None:
         axis = loop.axis
         counter = axis.name if axis.scalar and loop.within == "extent" else f"{axis.name}_start"
@@ -370,10 +379,30 @@ class _KernelPrinter:
         if loop.tail:
             self.line(depth, f"if not {self.even_constant(axis)}:")
             depth += 1
+        if loop.order:
+            counter, step, end = f"{axis.name}_step", "", self.joined_steps(loop)
         self.line(depth, f"for {counter} in {'tl.range' if extra else 'range'}({begin}, {end}{step}{extra}):")
         outside = set(self.before)
+        self.joined_indices(loop, depth + 1)
         self._body(loop.body, depth + 1)
         self.before, self.steady = before if loop.when is not None else outside, steady  # what comes after may bear the name of a load in here
+
+    def joined_steps(self, loop: Loop) -> str:
+        """Return the number of steps of nested loops that are one."""
+        return " * ".join(self.size(a.label) if a.scalar else f"tl.cdiv({self.size(a.label)}, {self.tile(a)})" for a in loop.order)
+
+    def joined_indices(self, loop: Loop, depth: int) -> None:
+        """Print where each of the joined loops is, given the number of the step."""
+        rest = f"{loop.axis.name}_step"
+        for axis in reversed(loop.order):
+            if axis.scalar:
+                self.counted.add(axis)
+            last = axis == loop.order[0]
+            steps = self.size(axis.label) if axis.scalar else f"tl.cdiv({self.size(axis.label)}, {self.tile(axis)})"
+            now = rest if last else f"{rest} % {steps}"
+            self.line(depth, f"{axis.name} = {now}" if axis.scalar else f"{axis.name}_start = {now} * {self.tile(axis)}")
+            if not last:
+                rest += f" // {steps}"
 
     def _hoisted_offsets(self, loop: Loop, depth: int) -> None:
         """Return the loop-invariant parts of the offsets of this loop's loads."""

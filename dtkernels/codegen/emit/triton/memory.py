@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...ir import nest
-from ...ir.nest import Axis, BlockNumber, DescriptorLoad, DescriptorStore, Load, Local, Op, Position, Store, Tile, mask_axes
+from ...ir.nest import (
+    Axis,
+    BlockNumber,
+    Const,
+    DescriptorLoad,
+    DescriptorStore,
+    Load,
+    Local,
+    Op,
+    Position,
+    Size,
+    Start,
+    Store,
+    Tile,
+    mask_axes,
+)
 from ...ir.value_type import is_boolean, is_integer, never_negative
 from .expr import arrange
 
@@ -13,6 +29,42 @@ if TYPE_CHECKING:
     from .kernel import _KernelPrinter
 
 LINE = 120
+
+
+@dataclass(frozen=True)
+class Run:
+    """Dimensions ``first`` to ``last`` of a buffer that are indexed by the parts of one number, ``whole``."""
+
+    first: int
+    last: int
+    whole: Tile
+    extents: tuple[str, ...]  #: labels of the dimensions after the first
+
+
+def merged_runs(index: tuple[Tile, ...]) -> dict[int, Run]:
+    """Return the run that each dimension belongs to: ``p // len(x)`` and ``p % len(x)`` after it are ``p``."""
+    found: dict[int, Run] = {}
+    for n in range(len(index) - 1, 0, -1):
+        whole = found[n].whole if n in found else index[n]
+        joined = _joined(index[n - 1], whole)
+        if joined is not None:
+            last, extents = (found[n].last, found[n].extents) if n in found else (n, ())
+            run = Run(n - 1, last, joined[0], (joined[1], *extents))
+            found |= dict.fromkeys(range(n - 1, run.last + 1), run)
+    return found
+
+
+def _joined(slow: Tile, fast: Tile) -> tuple[Tile, str] | None:
+    """Return the number of which ``slow`` and ``fast`` are quotient and remainder, and the label whose extent the first dimension of ``fast`` has."""
+    match slow, fast:
+        case Op("//", (a, Size(label))), Op("%", (b, Size(other))) if a == b and label == other:
+            return a, label
+        case Op("%", (Op("//", (a, Size(label) as size)), Size() as more)), Op("%", (b, Size(other))) if a == b and label == other:
+            return Op("%", (a, Op("*", (more, size)))), label
+        case Op("//", (Op("//", (a, inner)), Size(label) as size)), Op("%", (b, Op("*", (first, rest)))) if (a, size, inner) == (b, first, rest):
+            return a, label
+    return None
+
 ROW = 16  #: elements that rows of an aligned buffer are a multiple of: 16 bytes in any dtype
 
 
@@ -106,8 +158,9 @@ class MemoryPrinter:
         return f"({', '.join(self.k.tiles.get(b, b) for b in box)}{',' if len(box) == 1 else ''})"
 
     def _extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
+        known = isinstance(start, (Start, Const)) if axis else isinstance(start, Position)  # a shifted box reads beyond the extent of its label
         axis = axis or (start.axis if isinstance(start, Position) else None)
-        if axis:
+        if axis and known:
             return self.k.size(axis.label)
         self.k.bounds[(buffer, dim)] = None
         return f"{buffer}_size_{dim}"
@@ -138,12 +191,24 @@ class MemoryPrinter:
     def _offsets(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...], known: dict[Tile, str] | None = None) -> str:
         """Return how far an element is from the first; ``known`` names what to print for some indices."""
         parts = []
-        for n, (i, d) in enumerate(zip(index, self.k.dimensions(buffer)), 1):
+        dims = self.k.dimensions(buffer)
+        runs = merged_runs(index)
+        for n, (i, d) in enumerate(zip(index, dims), 1):
+            if (run := runs.get(n - 1)) is not None:
+                if run.last == n - 1:
+                    parts.append(self._merged(buffer, run, index, dims, axes))
+                continue
             text = (known or {}).get(i) or self._index(i, axes, n == len(index))
             text = f"{text} * {buffer}_stride_{d}" if isinstance(i, Position) else f"({text}) * {buffer}_stride_{d}"
             single = isinstance(i, Position) and i.axis.scalar
             parts.append(f"tl.multiple_of({text}, {ROW})" if single and buffer in self.aligned else text)
         return " + ".join(parts)
+
+    def _merged(self, buffer: str, run: Run, index: tuple[Tile, ...], dims: tuple[str, ...], axes: tuple[Axis, ...]) -> str:
+        """Return the offset along dimensions that one label counts together: where they follow each other in memory, that of one dimension."""
+        apart = " + ".join(f"({self.k.expr.text(index[n], axes)}) * {buffer}_stride_{dims[n]}" for n in range(run.first, run.last + 1))
+        whole = self.k.expr.text(run.whole, axes)
+        return f"(({whole}) * {buffer}_stride_{dims[run.last]} if {self.k.dense_constant(buffer, run.first, run.extents)} else {apart})"
 
     def _index(self, index: Tile, axes: tuple[Axis, ...], last: bool) -> str:
         """Return one index; loaded integers of 32 bits may not hold the offset of the row that they number."""

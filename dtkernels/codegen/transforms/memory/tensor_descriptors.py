@@ -15,6 +15,10 @@ A descriptor needs a unit stride in the last dimension; its start and other stri
 this, so both forms are emitted and the wrapper chooses. It also chooses pointers on GPUs without TMA. Outside the extents a descriptor
 reads 0 and writes nothing.
 
+A tile may be moved by a number, ``A[x + r, c]`` with a single ``r``, but in the last dimension, where boxes begin at multiples of 16 bytes (an H100 reports an
+illegal instruction otherwise). Behind the extent of ``x`` it then holds elements of ``A``: such a tile is loaded along labels of results alone, where what lies
+behind the extent is not stored.
+
 A fetched tile ``t`` that is added to a product is written as ``dot(a, b) - -t``, which is the same number. With ``dot(a, b) + t`` Triton
 would initialize the accumulator of the product with ``t``, and the matrix units would wait until registers hold it.
 """
@@ -42,10 +46,13 @@ from ...ir.nest import (
     Store,
     Tile,
     TileDot,
+    TileReduce,
+    TileScan,
     axes_of,
     has_matrix_product,
     map_values,
     statements,
+    values,
 )
 from ..dce import eliminate_dead_code
 
@@ -55,6 +62,7 @@ MOST_DIMENSIONS = 5
 
 def use_descriptors(kernel: Kernel, at: Place | None = None) -> Kernel:
     """Access the buffers in ``kernel.descriptors`` through descriptors. Raises DTError where a box cannot express the access."""
+    fixed = _reduced(kernel.body)
 
     def one(s: Statement) -> Statement:
         if isinstance(s, Loop):
@@ -62,7 +70,7 @@ def use_descriptors(kernel: Kernel, at: Place | None = None) -> Kernel:
         if isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer in kernel.descriptors and not s.value.repeats_each_step:
             if s.value.whole:
                 raise _refused(s.value.buffer, "its elements stand in an index", "tensors of numbers", at)
-            return replace(s, value=DescriptorLoad(s.value.buffer, *_box(s.value.buffer, s.value.index, at)))
+            return replace(s, value=DescriptorLoad(s.value.buffer, *_box(s.value.buffer, s.value.index, at, fixed)))
         if isinstance(s, Store) and s.buffer in kernel.descriptors:
             if s.onto == "ordered sum":  # bulk additions of one program are in no order
                 raise _refused(s.buffer, "additions in a fixed order", "accumulate_at without ordered, or blocks of one tile", at)
@@ -110,18 +118,33 @@ def without_warp_specialization(kernel: Kernel) -> Kernel:
     return replace(kernel, body=tuple(one(s) for s in kernel.body))
 
 
-def _box(buffer: str, index: tuple[Tile, ...], at: Place | None) -> tuple[tuple[Tile, ...], tuple[Axis | None, ...]]:
+def _reduced(body: tuple[Statement, ...]) -> frozenset[Axis]:
+    """Return the axes along which values are added up or scanned."""
+    found = {s.axis for s in statements(body) if isinstance(s, Loop) and s.reduces}
+    for n in (n for value in values(body) for n in value.walk()):
+        found |= {*n.axes} if isinstance(n, (TileReduce, TileDot)) else {n.axis} if isinstance(n, TileScan) else set()
+    return frozenset(found)
+
+
+def _box(
+    buffer: str, index: tuple[Tile, ...], at: Place | None, fixed: frozenset[Axis] | None = None
+) -> tuple[tuple[Tile, ...], tuple[Axis | None, ...]]:
+    """Return where a box starts and its axes. ``fixed``: those along which its tile may not be shifted; None for all."""
     start: list[Tile] = []
     box: list[Axis | None] = []
     for i in index:
-        if isinstance(i, Position) and not i.axis.scalar:
+        shifted = _shifted(i)
+        if shifted is not None and (shifted[1] is None or fixed is not None and shifted[0] not in fixed and len(start) < len(index) - 1):
+            axis, shift = shifted
+            i = Position(axis)
             if i.axis.tile > WIDEST:
                 raise _refused(buffer, f"a tile of {i.axis.tile} along {i.axis.label}", f"at most {WIDEST}", at)
             if i.axis.padded:
                 raise _refused(buffer, f"a padded tile along {i.axis.label}", "tiles that fill their block", at)
             if i.axis in box:
                 raise _refused(buffer, f"{i.axis.label} along two dimensions", "a label along each", at)
-            start.append(Start(i.axis) if i.axis.tile else Const(0))
+            first: Tile = Start(i.axis) if i.axis.tile else Const(0)
+            start.append(first if shift is None else Op("+", (first, shift)))
             box.append(i.axis)
         elif axes_of(i):
             raise _refused(buffer, f"the index {i}", "labels by themselves, and arithmetic on single indices", at)
@@ -133,6 +156,20 @@ def _box(buffer: str, index: tuple[Tile, ...], at: Place | None) -> tuple[tuple[
     if len(index) > MOST_DIMENSIONS:
         raise _refused(buffer, f"{len(index)} dimensions", f"at most {MOST_DIMENSIONS}", at)
     return tuple(start), tuple(box)
+
+
+def _shifted(index: Tile) -> tuple[Axis, Tile | None] | None:
+    """Return the axis of a tile that ``index`` moves by one number, and that number: None without one. None for any other index."""
+    match index:
+        case Position(axis) if not axis.scalar:
+            return axis, None
+        case Op("+", (a, b)) if not axes_of(b) and (found := _shifted(a)):
+            return found[0], b if found[1] is None else Op("+", (found[1], b))
+        case Op("+", (a, b)) if not axes_of(a) and (found := _shifted(b)):
+            return found[0], a if found[1] is None else Op("+", (a, found[1]))
+        case Op("-", (a, b)) if not axes_of(b) and (found := _shifted(a)):
+            return found[0], Op("neg", (b,)) if found[1] is None else Op("-", (found[1], b))
+    return None
 
 
 def _refused(buffer: str, found: str, allowed: str, at: Place | None) -> DTError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...ir.nest import Kernel, Loop, statements
 from ...target import Target
+from ..loops.joined_loops import join_loops
 from ..memory.tensor_descriptors import use_descriptors, without_warp_specialization
 from .plan import Refused, WarpSpecializedKernel
 from .planner import plan
@@ -22,7 +23,7 @@ def warp_specialized(kernel: Kernel, target: Target | None) -> WarpSpecializedKe
     if target is None or target.backend != "cuda" or target.arch != 90:
         return f"{target.name if target else 'no one GPU'}: Gluon is printed for compute capability 9.0"
     try:
-        return plan(use_descriptors(kernel))
+        return plan(join_loops(use_descriptors(kernel)))
     except Refused as reason:
         return str(reason)
 
@@ -32,6 +33,6 @@ def descriptor_form(kernel: Kernel) -> Kernel:
 
     Triton specializes warps only in programs of 4 warps, and not in several consecutive loops.
     """
-    found = use_descriptors(kernel)
+    found = join_loops(use_descriptors(kernel))
     loops = [s.axis.label for s in statements(found.body) if isinstance(s, Loop) and s.reduces and not s.tail]
     return found if found.num_warps == 4 and len(set(loops)) == len(loops) else without_warp_specialization(found)

@@ -104,6 +104,8 @@ def check_plan(p: WarpSpecializedKernel) -> None:
     needed = producer_names(p)
     if any(isinstance(s, Let) and s.name in needed and any(isinstance(n, Load) for n in s.value.walk()) for s in p.before):
         raise Refused("what the producer brings, or for how long, is read from memory")
+    if p.last.loop.order and (len(p.steps) > 1 or not p.last.direct):
+        raise Refused("joined loops around products that do not only add up")
     _check_loops(p)
 
 

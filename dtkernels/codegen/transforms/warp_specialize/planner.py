@@ -108,7 +108,9 @@ def _rows(kernel: Kernel, loops: list[Loop]) -> Axis:
     kept = [a for a in kept if not any(a in n.axes for v in nest.values(kernel.body) for n in v.walk() if isinstance(n, TileReduce))]
     computed = [side for d in dots for side in (d.left, d.right) if not isinstance(side, Local) or _is_work(side.name, loops)]
     kept = [a for a in kept if all(a in axes_of(side) for side in computed)]
-    kept.sort(key=lambda a: a not in axes_of(dots[0].left))
+    stored = [[a for a in s.box if a] if isinstance(s, DescriptorStore) else s.axes for s in kernel.body if isinstance(s, (DescriptorStore, Store))]
+    columns = {axes[-1] for axes in stored if len(axes) == 2}  # results are stored by rows
+    kept.sort(key=lambda a: (a in columns, a not in axes_of(dots[0].left)))
     if not kept:
         raise Refused("no block label is kept by every product and reduced by nothing")
     return kept[0]

@@ -1,0 +1,174 @@
+"""Propose schedules of products whose operands are read in windows, or that have several labels on a side: convolutions and their gradients.
+
+Before, tiles along one label of each side and one of the sum, read as the caller laid them out, from any element on::
+
+    f[b, o, y, x] = rdot(A[b, c, y + r, x + s], W[o, c, r, s], c, r, s);
+    f.block(b:1, o:128, y:1, x:64); f.tensorize(b:1, o:128, y:1, x:64, c:64);
+
+After, tiles over all positions, of copies in which what a tile runs along lies contiguous::
+
+    f.merge(b_y_x, b, y, x); f.stage(A:c, W:c);
+    f.block(o:128, b_y_x:128); f.tensorize(o:128, b_y_x:128, c:64);
+
+or, where the channels are too few to be a tile's depth, channels and taps as one sum, ``f.merge(c_r_s, c, r, s)``. The cost model decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from ....codegen.powers_of_two import next_power_of_two
+from ....lang import expr as ex
+from ....lang.schedule_checks import reduction_labels
+from ...cost.kernel_config import KernelConfig
+from ...float32_products import tripled_float32
+from ...problem import SchedulingProblem
+from .. import gemm_candidates
+from ..gemm_candidates import GemmTile
+from ..product_sides import main_product, sides
+from ..sibling_gemms import products
+
+SHALLOW = 16  #: terms below which a label fills no step of the matrix units
+#: of 16 bits: 64 deep in three stages, so that a multiprocessor holds several programs (2d convolutions on an H100 took 1.15 to 1.5 times as long in deeper ones)
+TILES = tuple(
+    GemmTile(*t)
+    for t in (
+        (16, 64, 64, 4, 4), (16, 128, 64, 4, 4), (32, 64, 64, 4, 4), (32, 128, 64, 4, 4), (64, 16, 64, 4, 4), (64, 32, 64, 4, 4), (64, 64, 64, 4, 4), (64, 128, 64, 4, 3),
+        (64, 256, 64, 8, 3), (128, 16, 64, 4, 4), (128, 32, 64, 4, 4), (128, 64, 64, 4, 4), (128, 128, 64, 4, 3), (128, 128, 64, 8, 3), (128, 256, 64, 8, 3),
+        (256, 128, 64, 8, 3),
+    )
+)  # fmt: skip
+FULL = 128 * 64  #: elements of a tile below which none is proposed where larger ones give each multiprocessor a program
+LONG = 1024  #: elements of a side that fill several tiles
+GATHERED = 64  #: bytes of elements, each with an address of its own, that a thread loads at once: more have no registers
+
+
+class _Side:
+    """What a tile runs along on one side of a product, or in its sum: one label, or several as one; ``of`` are all that there are."""
+
+    def __init__(self, shape: SchedulingProblem, labels: tuple[str, ...], of: tuple[str, ...]):
+        self.apart = 1 < len(labels) < len(of)  #: without the first
+        self.labels, self.size = labels, math.prod(shape.sizes[x] for x in labels)
+        #: whether it has enough without the first: places of elements in a sum over several labels take the less the fewer labels a tile has
+        self.is_long = 2 < len(labels) == len(of) and self.size >= LONG * shape.sizes[labels[0]]
+        self.name = labels[0] if len(labels) == 1 else shape.unused_label("_".join(labels), bare=True)
+
+    @property
+    def merged(self) -> tuple[str, ...]:
+        """Return the statement's arguments that make its labels one."""
+        return (", ".join((self.name, *self.labels)),) if len(self.labels) > 1 else ()
+
+
+def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
+    """Yield schedules of a kernel of one product of loaded operands that has several labels on a side, or windows."""
+    dots = products(shape, members)
+    if len(dots) != 1 or not shape.has_products_alone(root, members) or shape.itemsize == 1:
+        return
+    main, dot = main_product(shape, members)
+    reads = [_loaded(side) for side in (dot.left, dot.right)]
+    own = shape.algorithm[root].labels
+    rows, columns = sides(shape, root, dot)
+    others = any(reduction_labels(shape.algorithm, m) for m in members if m != main)
+    picked = any(shape.is_picked(dot, x) for x in dot.labels)
+    if None in reads or others or picked or not rows or not columns or {*dot.labels} & {*own}:
+        return
+    if not any(_slides(a) for a in reads if a) and max(len(rows), len(columns), len(dot.labels)) == 1:
+        return
+    if own.index(rows[-1]) > own.index(columns[-1]):  # the columns are what lies contiguous
+        rows, columns = columns, rows
+    for row, column, summed in product(_sides(shape, rows, own[0]), _sides(shape, columns, own[0]), _sides(shape, dot.labels)):
+        if any(side.is_long if summed.merged else side.apart and not _lies_dense(reads, side) for side in (row, column)):
+            continue
+        copies = _copies(shape, [a for a in reads if a], (summed, column, row))
+        if copies is not None:
+            yield from _tiled(shape, root, row, column, summed, dot.labels, copies)
+
+
+def _loaded(side: ex.Expr) -> ex.Access | None:
+    """Return the element that an operand is, where a condition allows it."""
+    match side:
+        case ex.Access():
+            return side
+        case ex.Call("where", (_, ex.Access() as read, ex.Const(0))):
+            return read
+    return None
+
+
+def _slides(read: ex.Access) -> bool:
+    """Return whether an index is a sum of labels."""
+    return any(len(ex.free_labels(i)) > 1 for i in read.index)
+
+
+def _sides(shape: SchedulingProblem, labels: list[str] | tuple[str, ...], first: str = "") -> Iterator[_Side]:
+    """Yield what a tile may run along: one label, the last of a result if it is long enough, or all of them as one, or all but the first, which may lie dense.
+
+    ``first``: the label along which the result's elements are farthest apart, which is none of its own.
+    """
+    longest = max(labels, key=lambda x: (isinstance(labels, list) and x == labels[-1] and shape.sizes[x] >= SHALLOW, shape.sizes[x]))
+    if shape.sizes[longest] >= SHALLOW and longest != first or len(labels) == 1:
+        yield _Side(shape, (longest,), tuple(labels))
+    for some in (tuple(labels), tuple(labels[1:])) if isinstance(labels, list) else (tuple(labels),):
+        if len([x for x in some if shape.sizes[x] > 1]) > 1:
+            yield _Side(shape, some, tuple(labels))
+
+
+def _lies_dense(reads: list[ex.Access | None], side: _Side) -> bool:
+    """Return whether an operand has the labels of a side as its last dimensions."""
+    return any(a is not None and a.index[-len(side.labels) :] == tuple(map(ex.Label, side.labels)) for a in reads)
+
+
+def _copies(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[_Side, ...]) -> tuple[str, ...] | None:
+    """Return the inputs to be copied, each with the label of its rows: the first of the tile's that has a dimension to itself; None where one cannot be."""
+    found = []
+    for read in reads:
+        plain = [i.name for i in read.index if isinstance(i, ex.Label)]
+        along = next((side.name for side in tiled if side.name in plain), None)
+        ends = [tuple(map(ex.Label, side.labels)) for side in tiled if side.name == along or side.merged]
+        index = tuple(i for i in read.index if not (isinstance(i, ex.Label) and shape.sizes[i.name] == 1))
+        if along is None or any(index[-len(end) :] == end for end in ends):
+            continue
+        if read.tensor not in shape.algorithm.inputs or read.tensor in shape.algorithm.integer_inputs():
+            return None
+        found.append(f"{read.tensor}:{along}")
+    return tuple(dict.fromkeys(found))
+
+
+def _tiled(
+    shape: SchedulingProblem, root: str, row: _Side, column: _Side, summed: _Side, labels: tuple[str, ...], copies: tuple[str, ...]
+) -> Iterator[KernelConfig]:
+    own = shape.algorithm[root].labels
+    shape = replace(shape, sizes={**shape.sizes, **{side.name: side.size for side in (row, column, summed)}})
+    inside = {x for side in (row, column, summed) if side.merged for x in side.labels}
+    batch = math.prod(shape.sizes[x] for x in own if x not in (*row.labels, *column.labels))
+    cores, tripled = shape.target.multiprocessors, shape.itemsize == 4 and tripled_float32(shape.target)
+    taps = tuple(x for x in labels if x != summed.name and x != summed.labels[0] and shape.sizes[x] <= SHALLOW)
+    fields: dict[str, Any] = {
+        "merged": tuple(m for side in (row, column, summed) for m in side.merged),
+        "staged": copies,
+        "constants": taps if summed.merged else (),
+        "approximations": (("rdot", ""),) if tripled else (),
+    }
+    known = TILES if shape.itemsize == 2 else ()
+    for of in gemm_candidates.tiles(row.size, column.size, summed.size, batch, cores, shape.itemsize, tripled=tripled, known=known):
+        if of.rows * of.columns < FULL and min(row.size, column.size) >= 128 and batch * row.size * column.size >= FULL * cores:
+            continue
+        depth = max(16, min(of.depth, next_power_of_two(summed.size)))
+        while summed.merged and depth > 16 and max(of.rows, of.columns) * depth * shape.itemsize > GATHERED * 32 * of.warps:
+            depth //= 2
+        if summed.merged and max(of.rows, of.columns) * depth * shape.itemsize > GATHERED * 32 * of.warps:
+            continue
+        block = {x: 1 for x in own if x not in inside and x not in (row.name, column.name)} | {row.name: of.rows, column.name: of.columns}
+        tile = block | {x: 1 for x in labels if x not in inside} | {summed.name: depth}
+        steps = -(-summed.size // depth)
+        yield shape.config(root, block, tile, of.warps, _stages(shape, of, depth), **fields)
+        for parts in gemm_candidates.parts(shape.programs(block), steps, cores):
+            yield shape.config(root, block, tile, of.warps, _stages(shape, of, depth), **fields, split=((summed.name, parts),))
+
+
+def _stages(shape: SchedulingProblem, of: GemmTile, depth: int) -> int:
+    """Return the stages of a tile, as far as shared memory holds them."""
+    return max(2, min(of.stages, shape.target.shared_bytes // ((of.rows + of.columns) * depth * shape.itemsize)))

@@ -1,0 +1,105 @@
+# ruff: noqa: E501 (programs read best on one line)
+"""Several labels as one, copies with other rows, and joined loops: convolutions and other products, against the float64 reference."""
+
+import pytest
+from oracle import check
+from small_programs import random
+from window_forms import FORMS
+
+import dtkernels
+
+CONV = FORMS["conv2d"].text
+TILED = "f.block(b:1, o:16, y:1, x:16); f.tensorize(b:1, o:16, x:16, c:16);"
+MERGED = "f.merge(p, b, y, x); f.block(o:16, p:32); f.tensorize(o:16, p:32, c:16);"
+SUMS = "f.merge(p, b, y, x); f.merge(k, c, r, s); f.block(o:16, p:32); f.tensorize(o:16, p:32, k:16);"
+SCHEDULES = {
+    "a tile along one label": TILED,
+    "copies with channels last": TILED + "f.stage(A:c, W:c);",
+    "copies with outputs last": TILED + "f.stage(A:c, W:o);",
+    "positions as one": MERGED,
+    "positions as one, of copies": MERGED + "f.stage(A:c, W:c);",
+    "positions of one image": "f.merge(p, y, x); f.block(b:1, o:16, p:16); f.tensorize(b:1, o:16, p:16, c:16); f.stage(A:c);",
+    "channels and taps as one": SUMS,
+    "channels and taps as one, taps known": SUMS + "f.specialize(r, s);",
+    "channels and taps in parts": SUMS + "f.split(k:3);",
+    "taps first": MERGED + "f.reorder(r, s, c);",
+    "persistent": MERGED + "f.persistent(); f.map(o, p);",
+    "positions cut into loops": "f.merge(p, b, y, x); f.block(o:16, p:64); f.tensorize(o:16, p:16, c:16);",
+    "positions one by one": "f.merge(p, b, y, x); f.block(p:4); f.tensorize(c:0, r:0, s:0);",
+    "through descriptors": TILED.replace("y:1, x:16", "y:1, x:16") + "f.stage(A:c, W:c); f.descriptor(W);",
+}
+
+
+@pytest.mark.parametrize("shapes", [((2, 3, 10, 11), (4, 3, 3, 3)), ((3, 20, 5, 7), (18, 20, 3, 2)), ((1, 1, 3, 3), (1, 1, 1, 1)), ((2, 16, 8, 33), (16, 16, 2, 5))])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_convolutions(name, shapes):
+    check(CONV + SCHEDULES[name], *random(*shapes))
+
+
+def test_inputs_that_do_not_lie_dense():
+    a, w = random((2, 20, 9, 14), (18, 20, 3, 6))
+    for schedule in (MERGED, MERGED + "f.stage(A:c, W:c);", SUMS):
+        check(CONV + schedule, a[..., ::2], w[..., 1:4])
+        check(CONV + schedule, a.transpose(2, 3), w.transpose(0, 1)[:, :20].contiguous().transpose(0, 1))
+
+
+POINTWISE = "Func f; In A, W; Var b, o, y, x; RVar c; f[b, o, y, x] = rdot(A[b, c, y, x], W[o, c], c);"
+
+
+@pytest.mark.parametrize("given", ["dense", "a part of rows", "turned"])
+@pytest.mark.parametrize("labels", ["y, x", "b, y, x", "x, y"])
+def test_labels_that_every_tensor_has_together(labels, given):
+    text = POINTWISE + f"f.merge(p, {labels}); f.block({'' if 'b' in labels else 'b:1, '}o:16, p:32); f.tensorize({'' if 'b' in labels else 'b:1, '}o:16, p:32, c:16);"
+    a, w = random((2, 20, 5, 9), (17, 20))
+    check(text, {"dense": a, "a part of rows": random((2, 20, 5, 11), (1,))[0][..., 1:10], "turned": a.transpose(2, 3)}[given], w)
+
+
+def test_tensors_of_merged_labels_are_read_as_one_dimension_where_they_are():
+    source = dtkernels.compile(POINTWISE + "f.merge(p, y, x); f.block(b:1, o:16, p:32); f.tensorize(b:1, o:16, p:32, c:16);").source
+    assert "(p[None, :]) * A_stride_x if DENSE_A_2_3 else" in source and "DENSE_f_2_3=f_out.stride(2) == size_x * f_out.stride(3)" in source
+
+
+@pytest.mark.parametrize("name", ["conv1d, strided, dilated, padded", "conv2d with a bias", "conv3d", "transposed conv1d", "patches"])
+def test_other_windows(name):
+    form = FORMS[name]
+    first = dtkernels.lang.parse(form.text).algorithm["f"]
+    positions = [x for x in first.labels if x != "o"]
+    text = form.text + f"f.merge(p, {', '.join(positions)}); f.block(o:16, p:16); f.tensorize(o:16, p:16, c:16);"
+    check(text, *random(*form.shapes.values()))
+
+
+def test_epilogues_and_fused_funcs_know_each_label():
+    text = "Func s, f; In A, W, v; Var b, o, y, x; RVar c, r; Extent x = A[3] - W[2] + 1; s[b, o, y, x] = rdot(A[b, c, y, x + r], W[o, c, r], c, r); f[b, o, y, x] = where(y < x, s[b, o, y, x], 0) * v[y] + o; "
+    more = "s.fuse_at(f, x); f.merge(p, b, y, x); f.block(o:16, p:32); f.tensorize(o:16, p:32); s.tensorize(c:16);"
+    check(text + more, *random((2, 17, 3, 9), (5, 17, 3), (3,)))
+
+
+def test_a_sum_over_merged_labels_without_a_product():
+    check("Func f; In A; Var x; RVar y, z; f[x] = rsum(exp(A[x, y, z]), y, z); f.merge(k, y, z); f.block(x:4); f.tensorize(x:4, k:16);", *random((7, 5, 9), (1,))[:1])
+    check("Func f; In A; Var x; RVar y, z; f[x] = rmax(A[x, y, z], y, z); f.merge(k, y, z); f.block(x:4); f.tensorize(x:4, k:16); f.split(k:2);", *random((7, 5, 9), (1,))[:1])
+
+
+GRADIENT = "Func d; In D, A; Var o, c, r; RVar b, x; Extent r = A[2] - D[2] + 1; d[o, c, r] = rdot(D[b, o, x], A[b, c, x + r], b, x);"
+
+
+@pytest.mark.parametrize("more", ["", "d.stage(D:o, A:c);", "d.split(k:4);", "d.split(k:4); d.stage(D:o, A:c);"])
+def test_products_over_positions(more):
+    check(GRADIENT + "d.merge(k, b, x); d.block(o:16, c:16, r:1); d.tensorize(o:16, c:16, k:16);" + more, *random((3, 18, 11), (3, 17, 13)))
+
+
+REFUSED = {
+    "f.merge(p, y, c);": "merge names labels of the result, or labels of one sum",
+    "f.merge(p, y, u);": "merge names a label of f: found 'u'",
+    "f.merge(x, y, b);": "merge names the labels together anew: found 'x'",
+    "f.merge(p, y);": "arguments of merge",
+    "f.merge(p, y, y);": "merge names a label once: found 'y' twice",
+    "f.merge(p, y, x); f.merge(q, b, y);": "merge names a label once",
+    "f.stage(A:x);": "the rows of a copy of A lie along a label that indexes it by itself: found x",
+    "f.stage(A:u);": "stage names a label of f: found 'u'",
+}
+
+
+@pytest.mark.parametrize("more", REFUSED)
+def test_what_is_refused(more):
+    with pytest.raises(dtkernels.DTError, match=REFUSED[more]):
+        dtkernels.compile(CONV + TILED + more)
