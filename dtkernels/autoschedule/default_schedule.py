@@ -19,6 +19,7 @@ from ..codegen.transforms.warp_specialize.backend_select import backend
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, with_operands
 from ..lang.errors import DTError
+from ..lang.parts.shared_sums import shared_sum_names
 from ..lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .accumulated_outputs import accumulated_placements, accumulated_tiles
@@ -26,6 +27,7 @@ from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig, joined
 from .cost.predicted_time import predicted_time
 from .fit_resources import fit_resources
+from .kept_sums import goes_over_again, with_kept_sums
 from .memory_limit import limit_beside, pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
@@ -66,7 +68,7 @@ def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict
     """
     f = _fusion(algorithm, outputs, sizes, itemsize, target)
     ways = f.by_time(list(f.ways()))
-    for g, way in (*f.storing_operands(ways[0]), *((f, way) for way in ways)):
+    for g, way in (*f.sharing_sums(ways[0]), *f.storing_operands(ways[0]), *((f, way) for way in ways)):
         if (found := g.scheduled(*way, itemsize)) is not None:
             return found
     return next(schedules(algorithm, outputs, sizes, itemsize, target))
@@ -170,15 +172,32 @@ class _Fusion:
         """Sort ways to fuse: the usual one first, after any that is predicted to be well faster."""
         if len(ways) < 2 or 0 in self.sizes.values():
             return ways
-        usual = self.time(ways[0])
+        usual, faster = self.time(ways[0]), 1.0 if self.leaves_idle(ways[0]) else FASTER
         most = max(self.keeps(ways[0]), KEPT)
         timed = sorted((self.time(way), i) for i, way in enumerate(ways[1:], 1))
-        ahead = [i for t, i in timed if t < usual * (FASTER if self.keeps(ways[i]) <= most else MUCH_FASTER if self.keeps(ways[i], long=False) <= most else 0.0)]
+        ahead = [i for t, i in timed if t < usual * (faster if self.keeps(ways[i]) <= most else MUCH_FASTER if self.keeps(ways[i], long=False) <= most else 0.0)]
         return [ways[i] for i in (*ahead, *(i for i in range(len(ways)) if i not in ahead))]
+
+    def leaves_idle(self, way: Way) -> bool:
+        """Return whether the kernel that goes over the most elements, in sums without products, has fewer programs than there are multiprocessors."""
+        most = max(way[1], key=lambda root: max(self._elements(reduction_labels(self.algorithm, m) + self.algorithm[m].labels) for m in self._members(root, way[0])))
+        config, members = way[1][most], self._members(most, way[0])
+        programs = self.shape.programs(dict(config.blocks)) * math.prod(n for _, n in config.split)
+        sums = any(reduction_labels(self.algorithm, m) for m in members) and not any(map(self.shape.dots, members))
+        return sums and programs < self.shape.target.multiprocessors
 
     def time(self, way: Way) -> float:
         """Return the predicted microseconds of all kernels."""
         return predicted_time(str(stated(*way, self.compiled)), self.shape.known, self.sizes, self.shape.itemsize, self.shape.target)
+
+    def sharing_sums(self, usual: Way) -> list[tuple[_Fusion, Way]]:
+        """Return the best way that computes each sum once that several sums share (lang/parts/shared_sums.py), if predicted to be well faster than ``usual``."""
+        names = shared_sum_names(self.algorithm) if 0 not in self.sizes.values() else {}
+        changed = with_operands(self.algorithm, names)
+        needed = changed.needed_by(self.outputs)
+        g = replace(self, shape=replace(self.shape, algorithm=changed.with_definitions(tuple(d for d in changed.definitions if d.name in needed))))
+        ways = g.by_time(list(g.ways())) if names else []
+        return [(g, way) for way in ways[:1] if g.time(way) < FASTER * self.time(usual)]
 
     def storing_operands(self, usual: Way | None = None) -> list[tuple[_Fusion, Way]]:
         """Return ways that compute operands of products in kernels of their own, if predicted to be well faster than any that is ``usual``, best first."""
@@ -245,6 +264,8 @@ class _Fusion:
         if (summed := summed_product(self.shape)) and not all(self.algorithm[o].labels for o in self.outputs):
             yield self._beside(summed)
         yield self._fused(streaming=True)
+        yield self._fused(streaming=True, within=True, ahead=True)
+        yield with_kept_sums(self.shape, self._fused(streaming=True, within=True))
         yield self._fused(streaming=False)
         if any(feeds_row_reduction(self.shape, f) for f in self.algorithm.funcs if f not in self.outputs):
             yield self._fused(streaming=True, within=True, stored=True)
@@ -320,11 +341,12 @@ class _Fusion:
 
     def _fused(
         self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False, apart: bool = False, beside: bool = False,
-        stored: bool = False,
+        stored: bool = False, ahead: bool = False,
     ) -> tuple[Primitive, ...]:
         """``beside``: outputs that are products of which other outputs are made in any way are computed where those are, as if they were none.
         ``within``: outputs that are products of which others are made are computed where those are, as if they were none.
         ``storing``: what several kernels read is computed in one of them, which stores it for the others, where it feeds a product there.
+        ``ahead``: sums that are read along what they are sums of have kernels of their own, which run first and may be split over programs.
         ``passing``: large operands are read once (skinny_gemm_pair.py).
         ``apart``: outputs are not computed in the kernels of others.
         ``stored``: products whose rows are reduced have kernels of their own, with what is made of them element by element.
@@ -359,7 +381,8 @@ class _Fusion:
                 continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
             again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not is_compared_for_equality(self.algorithm, d.name)
-            apart_by_way = d.name in self.stored or stored and feeds_row_reduction(self.shape, d.name) or len(roots) > 1 and self._rounds_stored_product(d.name)
+            apart_by_way = d.name in self.stored or stored and feeds_row_reduction(self.shape, d.name) or ahead and goes_over_again(self.shape, d.name, roots)
+            apart_by_way = apart_by_way or len(roots) > 1 and self._rounds_stored_product(d.name)
             again = again and not apart_by_way and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
             place = self._fusion_point(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}

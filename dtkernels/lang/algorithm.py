@@ -33,6 +33,7 @@ from .expr import (
     is_integer,
 )
 from .extents.formulas import constant_of, expanded
+from .parts.shared_sums import shared_sum_names, with_shared_sum
 
 
 @dataclass(frozen=True)
@@ -368,8 +369,12 @@ def _has_name(e: Expr) -> bool:
 
 
 def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
-    """Return the algorithm with a Func for each operand among ``names``, before the first product that takes it."""
+    """Return the algorithm with a Func for each operand and each shared sum among ``names``, before the first Func that reads it."""
     wanted = {*names} - {*algorithm.funcs}
+    sums = shared_sum_names(algorithm) if wanted else {}
+    for name in (n for n in sums if n in wanted):
+        algorithm = with_shared_sum(algorithm, name, sums[name])
+    wanted -= {*sums}
     every = operand_names(algorithm) if wanted else {}
     for name in (n for n in every if n in wanted):
         side = every[name]

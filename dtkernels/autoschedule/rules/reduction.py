@@ -19,7 +19,9 @@ WHOLE_COLUMN = 256  #: longest column held in registers where results are writte
 PAIR, PAIR_TERMS = (16, 32), 8  #: block of what meets all of another side's rows, and terms at once
 SIDE, LINE, SECTOR = 64, 128, 16  #: widest side of a block that is read along one label and written along another, bytes of it, narrowest
 HELD, FULL = 4, 4  #: block of a label that an input lacks, and programs a multiprocessor that it leaves
-LONG_STEP, LOOSE_STEP = 16384, 8192  #: elements at once of a row that is longer; of one that starts at no multiple of 16 bytes
+LONG_STEP = 16384  #: elements at once of a row that is longer, or of several rows: twice as many of two tensors spilled, and took 2.5 times as long
+LOOSE_STEP = 8192  #: the same of rows that start at no multiple of 16 bytes
+RUN = 256  #: bytes of rows side by side that columns are held of: at 64 channels of float32, runs of 64 bytes took 1.2 times as long
 
 
 def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig:
@@ -35,11 +37,12 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     width, loose = 1, False
     passing = stores_while_reducing(shape, root, members)
     columns = [r for r in reduced if r in labels and r != labels[-1] and not passing and shape.sizes[r] <= WHOLE_COLUMN]
-    if len(columns) > 1 and math.prod(next_power_of_two(shape.sizes[r]) for r in reduced) > ROW_LIMIT:
+    if len(reduced) > 1 and math.prod(next_power_of_two(shape.sizes[r]) for r in reduced) > ROW_LIMIT:
         columns = []  # of a volume that is too large to hold, whole lines
     rest = _by_stride(shape, [r for r in reduced if r not in columns], read)
     down = [r for r in rest if labels and _no_tensor_is_contiguous_along(r, read)]  # the width goes to the label that lies contiguous
-    rows = 4096 // _columns(shape.sizes[labels[-1]]) if passing and labels else 32  # of a step
+    line = math.prod(next_power_of_two(shape.sizes[r]) for r in rest if r not in down)
+    rows = 4096 // _columns(shape.sizes[labels[-1]]) if passing and labels else max(1, min(32, LONG_STEP // line))  # of a step
     for r in columns:
         tile[r] = 0
         width *= next_power_of_two(shape.sizes[r])
@@ -52,7 +55,7 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
         step = LOOSE_STEP if loose else LONG_STEP
         tile[r] = 0 if whole else max(1, min(next_power_of_two(shape.sizes[r]), step // min(width, step)))
         width *= next_power_of_two(shape.sizes[r]) if whole else tile[r]
-    room = max(1, _elements(shape, reduced, width, bool(set(reduced) & set(labels))) // width)
+    room = max(1, _elements(shape, reduced, width, bool(set(reduced) & set(labels))) // width, _least_run(shape, columns, reduced))
     block: dict[str, int] = {}
     for label in _contiguous_first(labels, read):
         if label in tile:
@@ -73,6 +76,8 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
     if again and not loose:
         more["evictions"] = tuple((t, "reread") for t in again)
+    if windows := _windows(shape, [r for r in reduced if tile[r] != 1], read):
+        more["constants"] = windows
     prefetches = bool(more) and len(again) != 1
     warps = 4 if passing else 8 if loose and width == LOOSE_STEP else _warps(width, bool(reduced), not labels, prefetches, min(32, 1024 // shape.target.warp_size))
     return shape.config(root, block, tile, warps, 3, share=2 if passing else 8, approximations=approximations(shape, members), **more)
@@ -113,7 +118,7 @@ def reread(algorithm: Algorithm, sizes: Mapping[str, int], root: str, tile: Mapp
     summed = {m: set(reduction_labels(algorithm, m)) for m in members if m != root}
     over = set().union(*summed.values()) & {*algorithm[root].labels, *reduction_labels(algorithm, root)}
     long = {label for label in over if 0 < tile.get(label, 0) < sizes[label]}
-    read = [a for m in summed if summed[m] & long for a in ex.accesses(algorithm[m].expr) if ex.free_labels(a) & long and ex.free_labels(a) - long]
+    read = [a for m in summed if summed[m] and {*summed[m], *algorithm[m].labels} & long for a in ex.accesses(algorithm[m].expr) if ex.free_labels(a) & long and ex.free_labels(a) - long]
     return tuple(dict.fromkeys(a.tensor for a in read if a.tensor not in members))
 
 
@@ -198,6 +203,19 @@ def _columns(size: int) -> int:
     return next((wide for wide in (1024, 512, 256) if 8 * (-size % wide) <= size), min(next_power_of_two(size), 1024))
 
 
+def _windows(shape: SchedulingProblem, reduced: list[str], read: list[ex.Access]) -> tuple[str, ...]:
+    """Return the labels of windows, ``A[x + r]``, of constant extent: known to the compiler, their ends need no masks, and took 0.65 of the time."""
+    beside = {x for a in read for i in a.index if len(ex.free_labels(i)) > 1 for x in ex.free_labels(i)}
+    return tuple(r for r in reduced if r in beside and shape.algorithm.constant_extent(r))
+
+
+def _least_run(shape: SchedulingProblem, columns: list[str], reduced: list[str]) -> int:
+    """Return how many columns lie side by side in a block that holds them whole; 1 where it holds rows, or would be too large."""
+    held = math.prod(next_power_of_two(shape.sizes[r]) for r in columns)
+    run = RUN // shape.itemsize
+    return run if columns and columns == reduced and held * run <= LONG_STEP else 1
+
+
 def _elements(shape: SchedulingProblem, reduced: list[str], width: int, written: bool) -> int:
     """Return elements of a program: few keep kernels without reductions nearest to a copy, rows want more; narrow rows that are ``written``
     again want fewer than those of which a number stays: measured, 5 to 20% at 64 to 256 columns."""
@@ -269,8 +287,8 @@ def _no_tensor_is_contiguous_along(label: str, read: list[ex.Access]) -> bool:
 
 
 def _contiguous_first(labels: tuple[str, ...], read: list[ex.Access]) -> list[str]:
-    """Sort labels by how much they need a wide tile: last dimensions of tensors first."""
-    last = [label for a in read for label in contiguous_label(a)]
+    """Sort labels by how much they need a wide tile: last dimensions of tensors first; one of vectors alone, as of weights of channels, does not need one."""
+    last = [label for a in read if len(a.index) > 1 for label in contiguous_label(a)]
     return list(dict.fromkeys([*labels[-1:], *(label for label in last if label in labels), *reversed(labels)]))
 
 

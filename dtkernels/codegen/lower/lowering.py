@@ -117,7 +117,17 @@ class _Lowering:
         along = {d.expr.label for d in self.scanned} & set(definition.labels) - set(named)  # type: ignore[attr-defined]
         if along:  # what is carried is carried by the innermost loop
             return named + tuple(sorted((x for x in definition.labels if x not in named), key=lambda x: x in along))
-        return named + tuple(label for label in definition.labels if label not in named)
+        rest = tuple(label for label in definition.labels if label not in named)
+        return named + (tuple(sorted(rest, key=self._has_loop)) if self._repeats_sums(rest) else rest)
+
+    def _repeats_sums(self, labels: tuple[str, ...]) -> bool:
+        """Return whether a sum fused at a label without a loop would be computed anew by each iteration of a loop over a label before it, which it lacks."""
+        for d in self.algorithm.definitions:
+            root, at = self.fused.get(d.name, ("", ""))
+            if root == self.root and at in labels and not self._has_loop(at) and reduction_labels(self.algorithm, d.name):
+                if any(label not in d.labels and self._has_loop(label) for label in labels[: labels.index(at)]):
+                    return True
+        return False
 
     def _has_loop(self, label: str) -> bool:
         """Return whether an output label is advanced by a loop inside the block."""

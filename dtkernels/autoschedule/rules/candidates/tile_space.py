@@ -18,7 +18,7 @@ from ....lang import expr as ex
 from ....lang.schedule_checks import reduction_labels
 from ...cost.kernel_config import KernelConfig, Sizes
 from ...cost.outline import paired_terms
-from ...problem import SchedulingProblem, whole_parts
+from ...problem import SchedulingProblem
 from ..reduction import loaded_accesses, reread, row_tiles, stores_while_reducing
 
 ELEMENTS, PLAIN = (2048, 4096, 8192, 16384, 32768), (1024, 4096, 16384)  #: of a tile, and of one without reductions, whose shape matters little
@@ -103,7 +103,7 @@ def _splits(shape: SchedulingProblem, root: str, made: KernelConfig) -> Iterator
     if looped and programs < max(PROGRAMS) * cores:
         longest = max(looped, key=lambda x: shape.sizes[x] // tile[x])
         steps = -(-shape.sizes[longest] // tile[longest])
-        split = [((longest, n),) for times in PROGRAMS if (n := whole_parts(min(times * cores // max(programs, 1), steps))) > 1]
+        split = [((longest, n),) for times in PROGRAMS if (n := shape.whole_parts(root, tile, min(times * cores // max(programs, 1), steps))) > 1]
     if 2 * programs >= cores or not split:
         yield ()
     yield from dict.fromkeys(split)

@@ -1,0 +1,1 @@
+"""Parts of definitions that have names in schedules."""
