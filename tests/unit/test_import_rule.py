@@ -22,7 +22,7 @@ SUBROOMS = {
     "dtkernels.algebra": ["smart_constructors", "index_inversion", "operand_types", "rules", "top_k", "autodiff", "batch", "pipeline"],
     "dtkernels.codegen": ["powers_of_two", "held_terms", "ir", "target", "prelower", "lower", "transforms", "analysis", "pipeline", "pipeline_text", "emit"],
     "dtkernels.autoschedule": [
-        "cost", "problem", "float32_products", "rules", "recomputation", "output_fusion", "kept_products",
+        "cost", "problem", "float32_products", "rules", "recomputation", "output_fusion", "summed_products",
         "memory_limit", "stored_operands", "accumulated_outputs", "fit_resources", "stored_elements", "kept_sums", "default_schedule",
     ],
     "dtkernels.runtime": [

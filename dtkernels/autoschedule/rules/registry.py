@@ -22,11 +22,11 @@ from .candidates.window_products import window_candidates
 from .chain_candidates import chain_candidates
 from .chained_gemm import chain_configs
 from .gemm import product_configs
-from .matrix_vector import matrix_vector_configs
-from .picked_sums import picked_sum_configs
 from .reduction import row_tiles
 from .row_column_reduction import row_column_candidates, row_column_tiles
 from .scan import scan_configs
+from .streams.matrix_vector import matrix_vector_configs
+from .streams.picked_sums import picked_sum_configs
 
 Placed = Mapping[str, tuple[str, str]]  #: fused Func -> the Func and the loop that it is computed in
 Candidates = Callable[[SchedulingProblem, str, list[str]], Iterable[KernelConfig]]

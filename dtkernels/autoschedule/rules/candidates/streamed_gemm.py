@@ -29,7 +29,7 @@ from ..gemm_candidates import parts
 from ..product_sides import packed, sides
 from ..reduction import approximations
 from ..sibling_gemms import products
-from ..streamed_operands import sides_of_largest
+from ..streams.streamed_operands import sides_of_largest
 
 VECTOR = 16  #: bytes that a thread loads at once
 LOADED = (1, 2, 4)  #: vectors of a thread in a tile

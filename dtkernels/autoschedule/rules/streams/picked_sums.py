@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...algebra.smart_constructors import conjuncts_of
-from ...codegen.powers_of_two import next_power_of_two
-from ...lang import expr as ex
-from ...lang.schedule_checks import reduction_labels
-from ..cost.kernel_config import KernelConfig
-from ..problem import SchedulingProblem
+from ....algebra.smart_constructors import conjuncts_of
+from ....codegen.powers_of_two import next_power_of_two
+from ....lang import expr as ex
+from ....lang.schedule_checks import reduction_labels
+from ...cost.kernel_config import KernelConfig
+from ...problem import SchedulingProblem
 
 ROW, ELEMENTS = 512, 4096  #: elements of a block's row, and of a tile
 WARPS = 4

@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ...codegen.powers_of_two import next_power_of_two
-from ...lang import expr as ex
-from ..cost.kernel_config import KernelConfig
-from ..problem import SchedulingProblem
-from .product_sides import packed, sides
-from .reduction import approximations
-from .sibling_gemms import products
+from ....codegen.powers_of_two import next_power_of_two
+from ....lang import expr as ex
+from ...cost.kernel_config import KernelConfig
+from ...problem import SchedulingProblem
+from ..product_sides import packed, sides
+from ..reduction import approximations
+from ..sibling_gemms import products
 from .streamed_operands import sides_of_largest
 
 PIECE, SHORTEST = 2048, 256  #: bytes of a row in a step, and terms from which on rows are long

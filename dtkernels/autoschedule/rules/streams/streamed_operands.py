@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from ...lang import expr as ex
-from ..problem import SchedulingProblem
-from .reduction import contiguous_label, loaded_accesses
+from ....lang import expr as ex
+from ...problem import SchedulingProblem
+from ..reduction import contiguous_label, loaded_accesses
 
 
 def sides_of_largest(shape: SchedulingProblem, root: str, members: list[str], labels: tuple[str, ...]) -> tuple[list[str], list[str]]:
