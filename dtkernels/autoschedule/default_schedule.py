@@ -182,9 +182,9 @@ class _Fusion:
         """Return whether the kernel that goes over the most elements, in sums without products, has fewer programs than there are multiprocessors."""
         most = max(way[1], key=lambda root: max(self._elements(reduction_labels(self.algorithm, m) + self.algorithm[m].labels) for m in self._members(root, way[0])))
         config, members = way[1][most], self._members(most, way[0])
-        programs = self.shape.programs(dict(config.blocks)) * math.prod(n for _, n in config.split)
-        sums = any(reduction_labels(self.algorithm, m) for m in members) and not any(map(self.shape.dots, members))
-        return sums and programs < self.shape.target.multiprocessors
+        if any(map(self.shape.dots, members)) or not any(reduction_labels(self.algorithm, m) for m in members):
+            return False
+        return self.shape.programs(dict(config.blocks)) * math.prod(n for _, n in config.split) < self.shape.target.multiprocessors
 
     def time(self, way: Way) -> float:
         """Return the predicted microseconds of all kernels."""
