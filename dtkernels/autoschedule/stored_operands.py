@@ -22,6 +22,7 @@ from .rules.reduction import ROW_LIMIT
 IN_LOOP = 1.8  #: the time of such loops relative to what is predicted, where those that are stored take theirs: 1.4 to 5 times on an H100
 #: for each side that lies along a sum over pairs, its time relative to what is predicted, and to that of copies: 105 and 68 us on an H100, where 83 and 92 are predicted
 ACROSS = 1.25
+MANY_PAIRS = 2048 * 2048  #: results from which on that was measured
 NARROW = ("int8", "uint8", *ex.FLOAT8)  #: dtypes that are converted beside operands of 16 or 32 bits
 FROM_SHARED = 90  #: compute capability from which on they do; earlier ones take operands from registers
 FLOATS = ("fp32", "bf16", "fp16")
@@ -47,8 +48,9 @@ def _is_paired(shape: SchedulingProblem, operand: ex.Expr) -> bool:
     kinds = dict(shape.types.of) if shape.types else {}
     found = [(d, n) for d in shape.algorithm.definitions for n in d.expr.walk() if operand in (paired_sides(n) or ())]
     across = any(ex.free_labels(operand.index[-1]) & {*n.labels} for _, n in found)  # type: ignore[attr-defined]
+    many = any(math.prod(shape.sizes[label] for label in d.labels) >= MANY_PAIRS for d, _ in found)
     long = any(shape.sizes[label] > WHOLE_SIDE for d, _ in found for label in {*d.labels} - ex.free_labels(operand))
-    return kinds.get(operand.tensor, FLOATS[0]) in FLOATS and across and long
+    return kinds.get(operand.tensor, FLOATS[0]) in FLOATS and across and many and long
 
 
 def _is_converted(shape: SchedulingProblem, operand: ex.Expr) -> bool:
