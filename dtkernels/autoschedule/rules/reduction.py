@@ -21,6 +21,9 @@ SIDE, LINE, SECTOR = 64, 128, 16  #: widest side of a block that is read along o
 HELD, FULL = 4, 4  #: block of a label that an input lacks, and programs a multiprocessor that it leaves
 LONG_STEP = 16384  #: elements at once of a row that is longer, or of several rows: twice as many of two tensors spilled, and took 2.5 times as long
 LOOSE_STEP = 8192  #: the same of rows that start at no multiple of 16 bytes
+STREAMED = 6  #: times the L2, the largest inputs of sums that are evicted first
+PLACES = 512  #: of a block of windows
+UNROLLED = 8  #: places of a window that a loop takes at once, at most
 RUN = 256  #: bytes of rows side by side that columns are held of: at 64 channels of float32, runs of 64 bytes took 1.2 times as long
 
 
@@ -34,15 +37,19 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     if sides := _transposed_labels(shape, root, members, read):
         return _transpose_tiles(shape, root, sides, members)
     tile: dict[str, int] = {}
-    width, loose = 1, False
+    width, loose = 1, False  # of a tile, in elements; whether its rows start anywhere
     passing = stores_while_reducing(shape, root, members)
     columns = [r for r in reduced if r in labels and r != labels[-1] and not passing and shape.sizes[r] <= WHOLE_COLUMN]
     if len(reduced) > 1 and math.prod(next_power_of_two(shape.sizes[r]) for r in reduced) > ROW_LIMIT:
         columns = []  # of a volume that is too large to hold, whole lines
-    rest = _by_stride(shape, [r for r in reduced if r not in columns], read)
+    taps = windows(shape, reduced, read)
+    loops = _looped_windows(taps, read)
+    columns = [r for r in columns if r not in loops]
+    rest = _by_stride(shape, [r for r in reduced if r not in (*columns, *loops)], read)
+    tile |= dict.fromkeys(loops, 1)
     down = [r for r in rest if labels and _no_tensor_is_contiguous_along(r, read)]  # the width goes to the label that lies contiguous
     line = math.prod(next_power_of_two(shape.sizes[r]) for r in rest if r not in down)
-    rows = 4096 // _columns(shape.sizes[labels[-1]]) if passing and labels else max(1, min(32, LONG_STEP // line))  # of a step
+    rows = 4096 // _columns(shape.sizes[labels[-1]]) if passing and labels else max(1, min(_rows_down(shape, labels, read, line), LONG_STEP // line))  # of a step
     for r in columns:
         tile[r] = 0
         width *= next_power_of_two(shape.sizes[r])
@@ -55,7 +62,7 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
         step = LOOSE_STEP if loose else LONG_STEP
         tile[r] = 0 if whole else max(1, min(next_power_of_two(shape.sizes[r]), step // min(width, step)))
         width *= next_power_of_two(shape.sizes[r]) if whole else tile[r]
-    room = max(1, _elements(shape, reduced, width, bool(set(reduced) & set(labels))) // width, _least_run(shape, columns, reduced))
+    room = max(1, _elements(shape, reduced, width, bool(set(reduced) & set(labels)), {*reduced} == {*loops}, _waits_for_numbers(shape, labels, read)) // width, _least_run(shape, columns, reduced))
     block: dict[str, int] = {}
     for label in _contiguous_first(labels, read):
         if label in tile:
@@ -70,16 +77,13 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
         block |= _broadcast_reuse_block(shape, block, members)
     block = {label: block[label] for label in labels if label in block}
     tile |= block
-    more = _prefetching(shape, block, tile, members) if reduced and width == ROW_LIMIT else {}
-    if passing:
-        more = {"stages_of": ((reduced[0], 3),)}
+    more: dict[str, Any] = {"stages_of": ((reduced[0], 3),)} if passing else _prefetching(shape, block, tile, members) if reduced and width == ROW_LIMIT else {}
     again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
-    if again and not loose:
-        more["evictions"] = tuple((t, "reread") for t in again)
-    if windows := _windows(shape, [r for r in reduced if tile[r] != 1], read):
-        more["constants"] = windows
-    prefetches = bool(more) and len(again) != 1
-    warps = 4 if passing else 8 if loose and width == LOOSE_STEP else _warps(width, bool(reduced), not labels, prefetches, min(32, 1024 // shape.target.warp_size))
+    prefetches = bool(more or again) and len(again) != 1
+    more["evictions"] = tuple((t, "reread") for t in again if not loose) or (() if again else read_once(shape, root, members, read))
+    more |= {"constants": taps, "unrolled": tuple((r, min(UNROLLED, shape.sizes[r])) for r in loops if len(taps) == 1)}
+    held = _warps(width, bool(reduced), not labels, prefetches, min(32, 1024 // shape.target.warp_size))
+    warps = 4 if passing or loops and {*reduced} == {*loops} else 8 if loose and width == LOOSE_STEP else held
     return shape.config(root, block, tile, warps, 3, share=2 if passing else 8, approximations=approximations(shape, members), **more)
 
 
@@ -118,7 +122,7 @@ def reread(algorithm: Algorithm, sizes: Mapping[str, int], root: str, tile: Mapp
     summed = {m: set(reduction_labels(algorithm, m)) for m in members if m != root}
     over = set().union(*summed.values()) & {*algorithm[root].labels, *reduction_labels(algorithm, root)}
     long = {label for label in over if 0 < tile.get(label, 0) < sizes[label]}
-    read = [a for m in summed if summed[m] and {*summed[m], *algorithm[m].labels} & long for a in ex.accesses(algorithm[m].expr) if ex.free_labels(a) & long and ex.free_labels(a) - long]
+    read = [a for m in summed if summed[m] & long for a in ex.accesses(algorithm[m].expr) if ex.free_labels(a) & long and ex.free_labels(a) - long]
     return tuple(dict.fromkeys(a.tensor for a in read if a.tensor not in members))
 
 
@@ -203,10 +207,42 @@ def _columns(size: int) -> int:
     return next((wide for wide in (1024, 512, 256) if 8 * (-size % wide) <= size), min(next_power_of_two(size), 1024))
 
 
-def _windows(shape: SchedulingProblem, reduced: list[str], read: list[ex.Access]) -> tuple[str, ...]:
-    """Return the labels of windows, ``A[x + r]``, of constant extent: known to the compiler, their ends need no masks, and took 0.65 of the time."""
+def windows(shape: SchedulingProblem, reduced: Iterable[str], read: list[ex.Access]) -> tuple[str, ...]:
+    """Return the labels of windows, ``A[x + r]``, of constant extent: known to the compiler, their ends need no masks."""
     beside = {x for a in read for i in a.index if len(ex.free_labels(i)) > 1 for x in ex.free_labels(i)}
     return tuple(r for r in reduced if r in beside and shape.algorithm.constant_extent(r))
+
+
+def _looped_windows(taps: tuple[str, ...], read: list[ex.Access]) -> tuple[str, ...]:
+    """Return the windows to go over one place after another: all but one along what lies contiguous, whose places are held side by side.
+
+    On an H100 such loops took 0.1 to 0.75 of the time of several windows held at once, a single one along contiguous elements 1.7 times as long.
+    """
+    along = {x for a in read if a.index and len(ex.free_labels(a.index[-1])) > 1 for x in ex.free_labels(a.index[-1])}
+    return taps if len(taps) > 1 else tuple(r for r in taps if r not in along)
+
+
+def _rows_down(shape: SchedulingProblem, labels: tuple[str, ...], read: list[ex.Access], line: int) -> int:
+    """Return the rows of a step that goes down columns: more, of a line of the cache, where rows start anywhere: 32 rows of 512 bytes took twice the time of
+    128 rows of 128 bytes (an H100, float32)."""
+    tensors = {a.tensor for a in read if labels and len(a.index) > 1 and contiguous_label(a) == labels[-1:]}
+    return 32 if line > 1 or shape.aligned(tensors) else 32 * shape.itemsize
+
+
+def read_once(shape: SchedulingProblem, root: str, members: list[str], read: list[ex.Access]) -> Pairs:
+    """Return the inputs that a kernel of sums reads once and that fill the cache without need: evicted first, they leave what is there.
+
+    At twice the size of the L2, sums took 0.9 to 0.95 of the time so (an H100), at twenty times 1.02. Rows that start anywhere share sectors.
+    """
+    labels, summed = {*shape.algorithm[root].labels}, {*reduction_labels(shape.algorithm, root)}
+    large = [a for a in read if a.tensor in shape.algorithm.inputs and shape.elements(a.tensor) * shape.itemsize > shape.target.l2_bytes]
+    names = {a.tensor for a in large}
+    elsewhere = {a.tensor for d in shape.algorithm.definitions if d.name not in members for a in ex.accesses(d.expr)}
+    once = len(names) == len(large) and not names & elsewhere and all(len(a.index) == len(labels | summed) and {*a.index} == {*map(ex.Label, labels | summed)} for a in large)
+    small = sum(map(shape.elements, names)) * shape.itemsize <= STREAMED * shape.target.l2_bytes
+    numbers = bool(summed) and not summed & labels and not any(summed & {*shape.algorithm[m].labels} for m in members if m in shape.outputs)
+    alone = all({*reduction_labels(shape.algorithm, m)} <= summed for m in members)
+    return tuple((t, "first") for t in dict.fromkeys(a.tensor for a in large)) if once and small and numbers and alone and shape.aligned(names) else ()
 
 
 def _least_run(shape: SchedulingProblem, columns: list[str], reduced: list[str]) -> int:
@@ -216,11 +252,18 @@ def _least_run(shape: SchedulingProblem, columns: list[str], reduced: list[str])
     return run if columns and columns == reduced and held * run <= LONG_STEP else 1
 
 
-def _elements(shape: SchedulingProblem, reduced: list[str], width: int, written: bool) -> int:
+def _waits_for_numbers(shape: SchedulingProblem, labels: tuple[str, ...], read: list[ex.Access]) -> bool:
+    """Return whether a kernel reads sums of another one for whole rows: a block that waits for numbers first has more to do then."""
+    return any(a.tensor in shape.algorithm and labels and labels[-1] not in ex.free_labels(a) for a in read)
+
+
+def _elements(shape: SchedulingProblem, reduced: list[str], width: int, written: bool, windows_alone: bool = False, waits: bool = False) -> int:
     """Return elements of a program: few keep kernels without reductions nearest to a copy, rows want more; narrow rows that are ``written``
     again want fewer than those of which a number stays: measured, 5 to 20% at 64 to 256 columns."""
     if not reduced:
-        return 2048 // shape.itemsize * shape.target.warp_size // 32
+        return (8192 if waits else 2048) // shape.itemsize * shape.target.warp_size // 32
+    if windows_alone:
+        return PLACES
     if width <= 256:
         return 1024 if written else 4096
     return 2048 if width <= 2048 else 4096
@@ -287,8 +330,9 @@ def _no_tensor_is_contiguous_along(label: str, read: list[ex.Access]) -> bool:
 
 
 def _contiguous_first(labels: tuple[str, ...], read: list[ex.Access]) -> list[str]:
-    """Sort labels by how much they need a wide tile: last dimensions of tensors first; one of vectors alone, as of weights of channels, does not need one."""
-    last = [label for a in read if len(a.index) > 1 for label in contiguous_label(a)]
+    """Sort labels by how much they need a wide tile: last dimensions of the tensors with the most dimensions first."""
+    most = max((len(a.index) for a in read), default=0)
+    last = [label for a in read if len(a.index) == most for label in contiguous_label(a)]
     return list(dict.fromkeys([*labels[-1:], *(label for label in last if label in labels), *reversed(labels)]))
 
 

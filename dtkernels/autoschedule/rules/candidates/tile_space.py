@@ -37,7 +37,7 @@ def tile_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> 
         tile = dict(sizes)
         blocks = tuple((x, tile[x]) for x, _ in usual.blocks)
         again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
-        evicted = tuple((t, "reread") for t in again)
+        evicted = tuple((t, "reread") for t in again) or tuple((t, policy) for t, policy in usual.evictions if policy == "first")
         made = replace(usual, blocks=blocks, tiles=sizes, persistent=False, stages_of=(), split=(), evictions=evicted, num_warps=_warps(shape, sizes)[0])
         split = next(_splits(shape, root, made))
         yield replace(made, split=split) if split else made
@@ -60,7 +60,7 @@ def _warps(shape: SchedulingProblem, sizes: Sizes) -> list[int]:
 
 def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: KernelConfig) -> Iterator[Sizes]:
     """Yield tiles as the usual one has labels: the first label in memory takes a run, the labels after it what is left of the elements."""
-    blocks, kept = dict(usual.blocks), {x: size for x, size in usual.tiles if shape.is_short(x)}
+    blocks, kept = dict(usual.blocks), {x: size for x, size in usual.tiles if shape.is_short(x) or x in usual.constants}
     at = distances(shape, root, members, [x for x, _ in usual.tiles])
     order = sorted([x for x in at if x not in kept], key=lambda x: (at[x], -shape.sizes[x]))
     if sum(at[x] == 0 and shape.sizes[x] > 1 for x in at) > 1:  # a transpose, whose tile has room for lines of both

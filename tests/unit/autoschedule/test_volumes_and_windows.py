@@ -1,0 +1,74 @@
+# ruff: noqa: E501 (programs read best on one line)
+"""Default schedules of sums down columns, over volumes and over windows, on an H100. Without torch."""
+
+from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.codegen.target import target
+from dtkernels.lang import parse
+from dtkernels.lang.schedule import Schedule
+
+
+def chosen(text: str, output: str = "f", itemsize: int = 4, **sizes: int) -> Schedule:
+    algorithm = prepare_algorithm(parse(text).algorithm, (output,))
+    return default_schedule(algorithm, (output,), sizes, itemsize, target("h100"))
+
+
+def policies(schedule: Schedule) -> set[str]:
+    return {str(p) for p in schedule.primitives if p.name == "evict"}
+
+
+RMS = "Func s, f; In A; Var b, i, j; RVar c; s[b, i, j] = rmean(A[b, c, i, j] * A[b, c, i, j], c); f[b, c, i, j] = A[b, c, i, j] * rsqrt(s[b, i, j] + 1e-5);"
+DOWN = "Func f; In A; Var b, z; RVar y; f[b, z] = rsum(A[b, y, z], y);"
+TOTAL = "Func f; In A; RVar x, y; f[] = rsum(A[x, y] * A[x, y], x, y);"
+ROWS = "Func f; In A, v; Var x; RVar y; f[x] = rsum(A[x, y] * v[y], y);"
+BATCH = """Func m, v, f; In A; Var c; RVar b, i, j; m[c] = rmean(A[b, c, i, j], b, i, j); v[c] = rmean((A[b, c, i, j] - m[c]) * (A[b, c, i, j] - m[c]), b, i, j);
+f[b, c, i, j] = (A[b, c, i, j] - m[c]) * rsqrt(v[c] + 1e-5);"""
+POOL = "Func f; In A; Var b, y, x; RVar r, s; Extent r = 3; Extent s = 3; Extent y = (A[1] - 3) / 2 + 1; Extent x = (A[2] - 3) / 2 + 1; f[b, y, x] = rmax(A[b, 2 * y + r, 2 * x + s], r, s);"
+LINE = "Func f; In A; Var b, x; RVar r; Extent r = 8; Extent x = A[1] - 7; f[b, x] = rmean(A[b, x + r], r);"
+TAPS = "Func f; In A, W; Var b, s, c; RVar k; f[b, s, c] = rsum(A[b, s + k - 3, c] * W[c, k], k); Extent s = A[1]; Extent k = 4;"
+
+
+def test_columns_are_held_side_by_side_in_runs_of_256_bytes():
+    assert chosen(RMS, b=112, c=64, i=512, j=512).sizes("f", "block")["j"] == 64
+    assert chosen(RMS, itemsize=2, b=112, c=64, i=512, j=512).sizes("f", "block")["j"] == 128
+
+
+def test_columns_of_rows_that_start_anywhere_are_narrow_and_long():
+    assert chosen(DOWN, b=128, y=4096, z=4095).sizes("f", "tensorize") == {"b": 1, "y": 128, "z": 32}
+    assert chosen(DOWN, b=128, y=4096, z=4096).sizes("f", "tensorize") == {"b": 1, "y": 32, "z": 128}
+
+
+def test_parts_that_are_numbers_are_merged_in_vectors():
+    assert chosen(TOTAL, itemsize=2, x=16384, y=4096).sizes("f", "split")["x"] % 64 == 0
+
+
+def test_what_is_read_once_leaves_the_cache_first():
+    """At a few times the L2's size; not what fits there, for kernels that follow, nor what is much larger."""
+    assert policies(chosen(ROWS, itemsize=2, x=14336, y=4096)) == {"f.evict(A:first);"}
+    assert policies(chosen(ROWS, itemsize=2, x=4096, y=4096)) == policies(chosen(ROWS, itemsize=2, x=143360, y=4096)) == set()
+    assert policies(chosen(ROWS, itemsize=2, x=14337, y=4095)) == set()  # rows share sectors
+    twice = ROWS.replace("Func f;", "Func g, f;").replace("f[x] =", "g[x] = rmax(A[x, y], y); f[x] = g[x] +")
+    assert "first" not in str(chosen(twice.replace("A[x, y] * v[y]", "A[x, y] * (v[y] - g[x])"), itemsize=2, x=143, y=409600))
+
+
+def test_a_volume_of_few_channels_is_summed_by_many_programs_first():
+    schedule = chosen(BATCH, b=64, c=64, i=512, j=512)
+    assert {"v"} <= {p.func for p in schedule.primitives if p.name == "split"} and "v" not in schedule.fused(), str(schedule)
+    assert schedule.sizes("v", "tensorize")["j"] == 0  # whole lines of it
+    few = chosen(BATCH, b=8, c=256, i=16, j=16)
+    assert "v" in few.fused(), str(few)
+
+
+def test_windows_of_several_labels_are_gone_over_place_by_place():
+    schedule = chosen(POOL, b=64, y=255, x=255, r=3, s=3)
+    assert {schedule.sizes("f", "tensorize")[x] for x in "rs"} == {1} and set(schedule.names("f", "specialize")) == {"r", "s"}, str(schedule)
+
+
+def test_a_window_along_contiguous_elements_is_held():
+    schedule = chosen(LINE, b=8192, x=65529, r=8)
+    assert schedule.sizes("f", "tensorize")["r"] == 8 and schedule.names("f", "specialize") == ("r",), str(schedule)
+
+
+def test_another_window_is_unrolled():
+    schedule = chosen(TAPS, itemsize=2, b=2, s=2048, c=4096, k=4)
+    assert schedule.sizes("f", "tensorize")["k"] == 1 and schedule.sizes("f", "unroll") == {"k": 4}, str(schedule)
