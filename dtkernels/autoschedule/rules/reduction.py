@@ -74,7 +74,7 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
         block |= _broadcast_reuse_block(shape, block, members)
     block = {label: block[label] for label in labels if label in block}
     tile |= block
-    more = {"stages_of": ((reduced[0], 3),)} if passing else _prefetching(shape, block, tile, members) if reduced and width == ROW_LIMIT else {}
+    more: dict[str, Any] = {"stages_of": ((reduced[0], 3),)} if passing else _prefetching(shape, block, tile, members) if reduced and width == ROW_LIMIT else {}
     again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
     prefetches = bool(more or again) and len(again) != 1
     more["evictions"] = tuple((t, "reread") for t in again) or read_once(shape, root, members, read)
