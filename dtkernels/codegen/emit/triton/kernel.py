@@ -53,6 +53,8 @@ from .expr import ExpressionPrinter
 from .grid import BEFORE, grid_lines, grid_size
 from .memory import LINE, MemoryPrinter
 
+VOLUME = 3  #: whole extents from which on a tile holds a volume
+
 
 @dataclass
 class KernelText:
@@ -266,7 +268,7 @@ class _KernelPrinter:
         """Return the compile-time constant that holds how far ``axis`` advances."""
         if self.blocks.get(axis.label) == axis.tile:
             return self.block(axis.label)
-        value = f"whole(size_{axis.label})" if axis.tile == WHOLE else str(axis.tile)
+        value = self._whole(axis.label) if axis.tile == WHOLE else str(axis.tile)
         name, count = f"TILE_{axis.label}", 0
         while self.tiles.get(name, value) != value:
             count += 1
@@ -275,6 +277,16 @@ class _KernelPrinter:
         if axis.tile == WHOLE:
             self.size(axis.label)
         return name
+
+    def _whole(self, label: str) -> str:
+        """Return the tile that holds a whole extent.
+
+        In a file with matrix products ``whole`` gives 16 at least. A kernel without them that holds volumes takes no more than they are: five
+        dimensions of 16 are more than Triton allows.
+        """
+        held = {s.axis.label for s in statements(self.kernel.body) if isinstance(s, nest.Index) and s.axis.tile == WHOLE}
+        exact = len(held) >= VOLUME and not nest.has_matrix_product(self.kernel.body)
+        return f"triton.next_power_of_2(size_{label})" if exact else f"whole(size_{label})"
 
     def block(self, label: str) -> str:
         """Return the compile-time constant that holds the block of ``label``."""
@@ -347,7 +359,7 @@ class _KernelPrinter:
         """Return the constant that says that ``axis`` never passes its extent, so that its mask folds away."""
         size = f"size_{axis.label}"
         step = self.blocks[axis.label] * self.pieces.get(axis.label, 1) if self.starts[axis].startswith("block") else (axis.whole or axis).tile
-        value = f"{size} % {step} == 0" if step != WHOLE else f"{size} == whole({size})"
+        value = f"{size} % {step} == 0" if step != WHOLE else f"{size} == {self._whole(axis.label)}"
         name, count = f"EVEN_{axis.label}", 0
         while self.even.get(name, value) != value:
             count += 1
