@@ -72,7 +72,7 @@ def linear_cross_entropy(
         given |= {"smoothed": True, "smoothing": float(label_smoothing)} if label_smoothing else {}
         given |= {"squared": True, "penalty": float(z_loss)} if z_loss else {}
         given |= {"H": hidden.reshape(-1, hidden.shape[-1]), "W": weight, "t": target.reshape(-1), "ignored": ignore_index}
-        total = None if reduction == "none" or label_smoothing or lora else sum_of_rows(name, given)
+        total = None if reduction == "none" or lora else sum_of_rows(name, given)
         rows = linear_cross_entropy.operator()(**given) if total is None else total
     result = rows.reshape(target.shape) if reduction == "none" else reduced(rows, reduction, target, ignore_index)
     return result if shard is None else shard.result(result)
