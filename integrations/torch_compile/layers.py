@@ -10,7 +10,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
-from dtkernels.ops.losses.summed_rows import may_form_gradients, name_of_sum
+from dtkernels.ops.losses.summed_rows import may_form_adjoint, name_of_sum
 from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
 
 from .attention import cap_of, is_capped
@@ -67,7 +67,7 @@ def emit_loss(b: Builder, match: Match, result: fx.Node) -> fx.Node:
     if smoothing:
         given |= {"smoothed": True, "smoothing": float(smoothing)}  # type: ignore[arg-type]
     tensors = [example(n) for n in given.values() if isinstance(n, torch.fx.Node)]
-    if said.get("reduction", "mean") != "none" and not smoothing and may_form_gradients(tensors):
+    if said.get("reduction", "mean") != "none" and may_form_adjoint(tensors):
         total = b.op(name_of_sum("linear_cross_entropy"), **given)
     else:
         losses = b.op("linear_cross_entropy", **given)

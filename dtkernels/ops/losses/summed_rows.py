@@ -1,4 +1,4 @@
-"""The sum of what an op gives for each row, as an op of its own, so that its gradients can be formed in its forward."""
+"""The sum of what an op gives for each row, as an op of its own, so that its forward can form the adjoint of a product."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def sum_spec(op: str) -> Spec:
 built.update({name_of_sum(op): partial(sum_spec, op) for op in SUMMED})
 
 
-def may_form_gradients(tensors: list[torch.Tensor]) -> bool:
-    """Return whether kernels may form gradients of a sum of rows in its forward: in bfloat16, where a gradient is asked for."""
+def may_form_adjoint(tensors: list[torch.Tensor]) -> bool:
+    """Return whether the forward of a sum of rows may form the adjoint of its product: in bfloat16, where a gradient is asked for."""
     wide = [t for t in tensors if t.is_floating_point()]
     asked = torch.is_grad_enabled() and any(t.requires_grad for t in wide)
     return asked and all(t.dtype == torch.bfloat16 for t in wide) and choose_path(dict(enumerate(tensors))) != "reference"
 
 
 def sum_of_rows(op: str, given: dict) -> torch.Tensor | None:
-    """Return the sum of the rows of ``op`` by its own op where gradients may be formed in forward; None elsewhere."""
-    if not may_form_gradients([t for t in given.values() if isinstance(t, torch.Tensor)]):
+    """Return the sum of the rows of ``op`` by its own op where its forward may form the adjoint of the logits; None elsewhere."""
+    if not may_form_adjoint([t for t in given.values() if isinstance(t, torch.Tensor)]):
         return None
     interfaces.setdefault(name_of_sum(op), interfaces[op])
     return operator_called(name_of_sum(op))(**given)
