@@ -19,6 +19,7 @@ WHOLE_COLUMN = 256  #: longest column held in registers where results are writte
 PAIR, PAIR_TERMS = (16, 32), 8  #: block of what meets all of another side's rows, and terms at once
 SIDE, LINE, SECTOR = 64, 128, 16  #: widest side of a block that is read along one label and written along another, bytes of it, narrowest
 HELD, FULL = 4, 4  #: block of a label that an input lacks, and programs a multiprocessor that it leaves
+SERVED, TERMS = 16, 256  #: block of a label that nothing read has, and terms at once beside it
 LONG_STEP = 16384  #: elements at once of a row that is longer, or of several rows: twice as many of two tensors spilled, and took 2.5 times as long
 LOOSE_STEP = 8192  #: the same of rows that start at no multiple of 16 bytes
 STREAMED = 6  #: times the L2, the largest inputs of sums that are evicted first
@@ -75,6 +76,8 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
         width *= block[label]
     if not reduced:
         block |= _broadcast_reuse_block(shape, block, members)
+    elif len(reduced) == 1 and not passing and (served := _unread_label(shape, labels, block, read)):
+        block[served], tile[reduced[0]], width = SERVED, min(next_power_of_two(shape.sizes[reduced[0]]), TERMS), SERVED * TERMS
     block = {label: block[label] for label in labels if label in block}
     tile |= block
     more: dict[str, Any] = {"stages_of": ((reduced[0], 3),)} if passing else _prefetching(shape, block, tile, members) if reduced and width == ROW_LIMIT else {}
@@ -126,6 +129,12 @@ def reread(algorithm: Algorithm, sizes: Mapping[str, int], root: str, tile: Mapp
     long = {label for label in over if 0 < tile.get(label, 0) < sizes[label]}
     read = [a for m in summed if summed[m] & long for a in ex.accesses(algorithm[m].expr) if ex.free_labels(a) & long and ex.free_labels(a) - long]
     return tuple(dict.fromkeys(a.tensor for a in read if a.tensor not in members))
+
+
+def _unread_label(shape: SchedulingProblem, labels: tuple[str, ...], block: dict[str, int], read: list[ex.Access]) -> str | None:
+    """Return a label of a sum's result that nothing read has: each load then serves a block of it, such as the classes that an index is compared with."""
+    many = SERVED * FULL * shape.target.multiprocessors
+    return next((x for x in labels if block.get(x) == 1 and shape.sizes[x] >= many and read and not any(x in ex.free_labels(a) for a in read)), None)
 
 
 def _broadcast_reuse_block(shape: SchedulingProblem, block: dict[str, int], members: list[str]) -> dict[str, int]:

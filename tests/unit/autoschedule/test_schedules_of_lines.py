@@ -92,6 +92,8 @@ def test_a_block_of_a_sum_of_what_data_picks_has_one_element_of_the_label_that_p
     algorithm, found, _ = scheduled(g.backward, ("d_W",), {"x": 4096, "y": 4096, "W_0": 128256})
     blocks = {label: size.size for p in found.primitives if p.name == "block" and p.func == "d_W" for label, size in ((s.label, s) for s in p.args)}
     assert blocks["W_0"] == 1 and blocks["y"] == 512, str(found)
+    bounds = {label.label: label.size for p in found.primitives if p.name == "block" and p.func == "d_W_first" for label in p.args}
+    assert bounds == {"W_0": 16}, "each index that is loaded is compared with 16 classes"
 
 
 STEPS = 24
