@@ -149,13 +149,13 @@ def main(argv: list[str] | None = None) -> int:
     if options.check:
         return check_all(options)
     torch._functorch.config.donated_buffer = False  # its graphs are run backward more than once
-    torch.backends.cudnn.allow_tf32 = False  # float32 is float32, in convolutions as in products
     todo = cases(options)
     start = time.monotonic()
     if options.jobs:
         handled([(str(case), case) for case in todo], options.jobs, options.seconds / 2, measure.make_preparer, options.peers)
     options.seconds -= time.monotonic() - start
-    found = measure_all(todo, options)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # float32 is float32, in convolutions as in products
+        found = measure_all(todo, options)
     print(measure.summary(found, options.peers, len(todo)))
     return 1 if any(r.get("failed") or r.get("wrong") for r in found.values()) else 0
 
