@@ -247,7 +247,8 @@ class MemoryPrinter:
             parts.append(f"({text} < {buffer}_size_{d})")
             (tiles if nest.axes_of(index[d]) else single).extend(parts)
         if only is not None:
-            (tiles if nest.axes_of(only) else single).append(f"({self.k.expr.text(only, axes)})")
+            truth = "" if is_boolean(only) else " != 0"  # a loaded element is true where it is not 0
+            (tiles if nest.axes_of(only) else single).append(f"({self.k.expr.text(only, axes)}{truth})")
         if tiles and single:  # the interpreter cannot combine a single truth value with a tile of them by &
             return f"tl.where({' & '.join(single)}, {' & '.join(tiles)}, False)"
         shape = [a for a in axes if not a.scalar]
