@@ -168,6 +168,8 @@ def test_a_position_that_arithmetic_leaves_is_held_within_a_shorter_input():
 
 def test_integers_as_the_condition_of_a_load():
     """A number that is tested for truth as it is masks the load of what it picks."""
-    f = dtkernels.compile("Func f; In M, A, B; Var k, y; RVar x; f[k, y] = rdot(where(M[x, k], A[x, k, y], 0), B[x], x);")
-    m, a, b = torch.randint(3, (5, 7), dtype=torch.int32), torch.randn(5, 7, 9), torch.randn(5)
-    assert torch.allclose(f(m, a, b), torch.einsum("xky,x->ky", torch.where(m[..., None] != 0, a, 0), b), atol=1e-5)
+    f = dtkernels.compile(
+        "Func f; In M, A, B; Var z, k, y; RVar x; f[z, k, y] = rdot(where(M[x, k], A[x, k, y], 0), B[x, z], x); f.block(z:1, k:8, y:16); f.tensorize(z:1, k:8, y:16, x:1);"
+    )
+    m, a, b = torch.randint(3, (5, 7), dtype=torch.int32), torch.randn(5, 7, 9), torch.randn(5, 2)
+    assert torch.allclose(f(m, a, b), torch.einsum("xky,xz->zky", torch.where(m[..., None] != 0, a, 0), b), atol=1e-5)
