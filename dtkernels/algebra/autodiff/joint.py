@@ -30,19 +30,23 @@ from .rematerialization import JOINT, Product
 
 def products_made_again(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[Product, ...]:
     """Return the matrices that forward and backward of one number both multiply, if adjoints in their place tell all gradients; none otherwise."""
+    found = _multiplied_again(algorithm, outputs, wanted)
+    return found if found and _adjoint_of_product(algorithm, gradient(algorithm, outputs, wanted, tuple(p.name for p in found))) else ()
+
+
+def _multiplied_again(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[Product, ...]:
     if len(outputs) != 1 or algorithm[outputs[0]].labels:
         return ()
     backward = gradient(algorithm, outputs, wanted, ()).backward
     again = {n for d in backward.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)}
     named = with_named_products(algorithm)
     pairs = ((d, dot) for d in named.definitions if (dot := product_of(d.expr)) and dot in again and len(d.labels) > 1)
-    found = tuple(Product(d.name, (), d.labels, dot.labels) for d, dot in pairs)
-    return found if found and _adjoint_of_product(algorithm, gradient(algorithm, outputs, wanted, tuple(p.name for p in found))) else ()
+    return tuple(Product(d.name, (), d.labels, dot.labels) for d, dot in pairs)
 
 
 def joint_gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> Gradient:
     """Derive a forward that computes a number and a product's adjoint for an adjoint of 1, and the backward that makes gradients of it."""
-    g = gradient(algorithm, outputs, wanted, tuple(p.name for p in products_made_again(algorithm, outputs, wanted)))
+    g = gradient(algorithm, outputs, wanted, tuple(p.name for p in _multiplied_again(algorithm, outputs, wanted)))
     cut = _adjoint_of_product(algorithm, g)
     assert cut is not None, "asked for where there is none"
     taken = {*g.forward.names, *g.backward.labels, *g.backward.inputs, *g.backward.funcs}

@@ -29,7 +29,7 @@ from ..gemm_candidates import parts
 from ..product_sides import packed, sides
 from ..reduction import approximations
 from ..sibling_gemms import products
-from ..streams.streamed_operands import sides_of_largest
+from ..streams.streamed_operands import has_codes, sides_of_largest
 
 VECTOR = 16  #: bytes that a thread loads at once
 LOADED = (1, 2, 4)  #: vectors of a thread in a tile
@@ -46,7 +46,7 @@ def streamed_candidates(shape: SchedulingProblem, root: str, members: list[str])
     dots = products(shape, members)
     if not shape.has_products_alone(root, members) or not all(_is_thin(shape, root, dot) for dot in dots):
         return
-    if any(packed(a) > 1 for dot in dots for a in ex.accesses(dot) if ex.free_labels(a) & {*dot.labels} and _has_codes(shape, a)):
+    if any(packed(a) > 1 for dot in dots for a in ex.accesses(dot) if ex.free_labels(a) & {*dot.labels} and has_codes(shape, a)):
         return  # unpacked part by part for the matrix units; here each element would be loaded by itself
     own, summed = shape.algorithm[root].labels, dict.fromkeys(x for dot in dots for x in dot.labels)
     others = any(isinstance(n, ex.Reduce) for m in members for n in shape.algorithm[m].expr.walk())
@@ -62,10 +62,6 @@ def streamed_candidates(shape: SchedulingProblem, root: str, members: list[str])
         tile |= {x: min(next_power_of_two(shape.sizes[x]), room) for x in across if room}
         if len(dots) * math.prod(tile.values()) <= HELD_BY_WARP * warps:
             yield from _split(shape, root, members, tile, warps)
-
-
-def _has_codes(shape: SchedulingProblem, access: ex.Access) -> bool:
-    return shape.types is not None and dict(shape.types.of).get(access.tensor) in ex.INTEGERS
 
 
 def _is_thin(shape: SchedulingProblem, root: str, dot: ex.Dot) -> bool:

@@ -17,7 +17,7 @@ from ...problem import SchedulingProblem
 from ..product_sides import packed, sides
 from ..reduction import approximations
 from ..sibling_gemms import products
-from .streamed_operands import sides_of_largest
+from .streamed_operands import has_codes, sides_of_largest
 
 PIECE, SHORTEST = 2048, 256  #: bytes of a row in a step, and terms from which on rows are long
 WARPS = 4
@@ -27,7 +27,7 @@ FULL = 6  #: programs a multiprocessor that blocks of four, or of two, rows must
 def matrix_vector_configs(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
     """Yield the choices for a product of a matrix and a vector along the matrix's contiguous dimension; none for any other kernel."""
     dots = products(shape, members)
-    if len(dots) != 1 or not shape.has_products_alone(root, members) or any(packed(a) > 1 or _has_codes(shape, a) for a in ex.accesses(dots[0])):
+    if len(dots) != 1 or not shape.has_products_alone(root, members) or any(packed(a) > 1 or has_codes(shape, a) for a in ex.accesses(dots[0])):
         return
     own, summed = shape.algorithm[root].labels, dots[0].labels
     others = any(isinstance(n, ex.Reduce) for m in members for n in shape.algorithm[m].expr.walk())
@@ -46,7 +46,3 @@ def matrix_vector_configs(shape: SchedulingProblem, root: str, members: list[str
     parts = min(steps, cores // few) if 2 * few <= cores else 0
     more: dict[str, Any] = {"approximations": approximations(shape, members)}
     yield shape.config(root, block, {**dict.fromkeys(summed, 1), **block, terms: step}, WARPS, 1, parts=parts if parts > 1 else 0, **more)
-
-
-def _has_codes(shape: SchedulingProblem, access: ex.Access) -> bool:
-    return shape.types is not None and dict(shape.types.of).get(access.tensor) in ex.INTEGERS

@@ -1,4 +1,4 @@
-"""Find along which labels the largest tensor of a kernel is read or written."""
+"""Find along which labels the largest tensor of a kernel is read or written, and which tensors hold codes."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def sides_of_largest(shape: SchedulingProblem, root: str, members: list[str], la
     every, last = max((*stored, *read), key=lambda tensor: math.prod(shape.sizes[x] for x in tensor[0] if x in labels))
     others = sorted((x for x in labels if x in every and x not in last), key=lambda x: shape.sizes[x])
     return [x for x in last if x in labels], others[-1:]
+
+
+def has_codes(shape: SchedulingProblem, access: ex.Access) -> bool:
+    """Return whether a tensor holds integers, such as the codes of quantized weights."""
+    return shape.types is not None and dict(shape.types.of).get(access.tensor) in ex.INTEGERS
