@@ -115,9 +115,7 @@ GRADIENT_RULES = (
 
 
 def _fold_constants(algorithm: Algorithm, context: Context) -> Algorithm:
-    needed = algorithm.needed_by(context.outputs)
-    algorithm = algorithm.with_definitions(tuple(d for d in algorithm.definitions if d.name in needed))
-    return keep_extents(drop_unused(fold_constants(algorithm)), context.bound)
+    return keep_extents(drop_unused(fold_constants(algorithm.limited_to(context.outputs))), context.bound)
 
 
 def apply_rules(rules: tuple[Rule, ...], algorithm: Algorithm, context: Context) -> Iterator[tuple[Rule, Algorithm]]:

@@ -200,8 +200,7 @@ class _Fusion:
         """Return the best way that computes each sum once that several sums share (lang/parts/shared_sums.py), if predicted to be well faster than ``usual``."""
         names = shared_sum_names(self.algorithm) if 0 not in self.sizes.values() else {}
         changed = with_operands(self.algorithm, names)
-        needed = changed.needed_by(self.outputs)
-        g = replace(self, shape=replace(self.shape, algorithm=changed.with_definitions(tuple(d for d in changed.definitions if d.name in needed))))
+        g = replace(self, shape=replace(self.shape, algorithm=changed.limited_to(self.outputs)))
         ways = g.by_time(list(g.ways())) if names else []
         return [(g, way) for way in ways[:1] if g.time(way) < FASTER * self.time(usual)]
 

@@ -45,8 +45,7 @@ class SummedProduct:
     def rest(self, algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
         """Return what other kernels compute for ``outputs``, which read the host from memory."""
         left = replace(algorithm, inputs=(*algorithm.inputs, self.host)).with_definitions(tuple(d for d in algorithm.definitions if d.name != self.host))
-        needed = left.needed_by(tuple(o for o in outputs if o in left))
-        return left.with_definitions(tuple(d for d in left.definitions if d.name in needed))
+        return left.limited_to(tuple(o for o in outputs if o in left))
 
 
 def summed_product(shape: SchedulingProblem) -> SummedProduct | None:

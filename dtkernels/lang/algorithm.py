@@ -117,6 +117,11 @@ class Algorithm:
             todo += [a.tensor for a in accesses(self[func].expr) if a.tensor in self]
         return tuple(d.name for d in self.definitions if d.name in seen)
 
+    def limited_to(self, outputs: tuple[str, ...]) -> Algorithm:
+        """Return the algorithm without the Funcs that ``outputs`` do not depend on."""
+        needed = self.needed_by(outputs)
+        return self.with_definitions(tuple(d for d in self.definitions if d.name in needed))
+
     def integer_inputs(self) -> frozenset[str]:
         """Return the inputs that must hold integers: those used in an index, ``W[t[x], y]``."""
         return (self._integer_tensors | self.whole_inputs) & frozenset(self.inputs)

@@ -52,7 +52,7 @@ def joint_gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple
     taken = {*g.forward.names, *g.backward.labels, *g.backward.inputs, *g.backward.funcs}
     unit = fresh_name(f"unit_{cut}", taken)
     forward = _joined(g, {p: fresh_name(f"{p}_kept", taken) for p in g.products}, {cut: unit}, taken)
-    forward = merge_equal_funcs(drop_unused(with_plain_vars(_needed(forward, (*outputs, unit)))), (*outputs, unit))
+    forward = merge_equal_funcs(drop_unused(with_plain_vars(forward.limited_to((*outputs, unit)))), (*outputs, unit))
     backward = _scaled(_rest(g, cut), {cut: unit}, g)
     backward = replace(backward, stands_for=computed_input_sources(forward, backward, g.adjoints))
     return Gradient(forward, (*outputs, unit), backward, g.adjoints, g.grads, (JOINT,))
@@ -74,12 +74,7 @@ def _adjoint_of_product(algorithm: Algorithm, g: Gradient) -> str | None:
 
 def _rest(g: Gradient, cut: str) -> Algorithm:
     """Return what backward computes of the Func ``cut`` for its gradients."""
-    return _needed(g.backward.with_definitions(tuple(d for d in g.backward.definitions if d.name != cut)), (*g.grads.values(),))
-
-
-def _needed(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
-    needed = algorithm.needed_by(outputs)
-    return algorithm.with_definitions(tuple(d for d in algorithm.definitions if d.name in needed))
+    return g.backward.with_definitions(tuple(d for d in g.backward.definitions if d.name != cut)).limited_to((*g.grads.values(),))
 
 
 def _joined(g: Gradient, kept: dict[str, str], units: dict[str, str], taken: set[str]) -> Algorithm:

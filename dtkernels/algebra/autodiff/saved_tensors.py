@@ -441,5 +441,4 @@ def _replaced(backward: Algorithm, output: str, body: ex.Expr, value: ex.Expr) -
 
 
 def _needed(backward: Algorithm, grads: tuple[str, ...]) -> Algorithm:
-    needed = backward.needed_by(grads)
-    return drop_unused(backward.with_definitions(tuple(d for d in backward.definitions if d.name in needed)))
+    return drop_unused(backward.limited_to(grads))

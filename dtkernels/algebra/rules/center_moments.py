@@ -29,9 +29,7 @@ def center_moments(algorithm: Algorithm, outputs: tuple[str, ...], inline: froze
     definitions = tuple(replace(d, expr=d.expr.transform(lambda node: _centered(node, algorithm, inline))) for d in algorithm.definitions)
     if definitions == algorithm.definitions:
         return algorithm
-    changed = replace(algorithm, definitions=definitions)
-    needed = changed.needed_by(outputs)
-    return changed.with_definitions(tuple(d for d in definitions if d.name in needed))
+    return replace(algorithm, definitions=definitions).limited_to(outputs)
 
 
 def cancel_deviations(algorithm: Algorithm) -> Algorithm:

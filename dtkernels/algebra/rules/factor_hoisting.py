@@ -26,8 +26,7 @@ def hoist_invariant_factors(algorithm: Algorithm, outputs: tuple[str, ...], inli
 
     definitions = tuple(replace(d, expr=d.expr.transform(hoist)) for d in algorithm.definitions)
     changed = replace(algorithm, definitions=definitions)
-    needed = changed.needed_by(outputs)
-    return changed.with_definitions(tuple(d for d in changed.definitions if d.name in needed))
+    return changed.limited_to(outputs)
 
 
 def hoist_row_factors(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
@@ -56,8 +55,7 @@ def hoist_row_factors(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorit
         return _hoist(node, algorithm, frozenset(changed)) if reads else node
 
     hoisted = algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(hoist)) for d in algorithm.definitions))
-    needed = hoisted.needed_by(outputs)
-    return hoisted.with_definitions(tuple(d for d in hoisted.definitions if d.name in needed))
+    return hoisted.limited_to(outputs)
 
 
 def _factors(node: ex.Expr) -> list[ex.Expr]:

@@ -25,8 +25,7 @@ def check_indices(name: str, algorithm: Algorithm, tensors: dict[str, torch.Tens
     Synchronizes with the device once. Does nothing for tensors without data and in ``torch.jit.trace``. Does nothing, with a warning,
     while a CUDA graph is captured.
     """
-    needed = algorithm.needed_by(outputs)
-    own = keep_extents(drop_unused(algorithm.with_definitions(tuple(d for d in algorithm.definitions if d.name in needed))), algorithm)
+    own = keep_extents(drop_unused(algorithm.limited_to(outputs)), algorithm)
     relevant = _relevant(own)
     if not relevant:
         return

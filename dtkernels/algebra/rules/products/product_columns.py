@@ -30,8 +30,7 @@ def sum_product_operands(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algo
     if len(definitions) == len(algorithm.definitions):
         return algorithm
     changed = algorithm.with_definitions(tuple(definitions))
-    needed = changed.needed_by(outputs)
-    return changed.with_definitions(tuple(d for d in changed.definitions if d.name in needed))
+    return changed.limited_to(outputs)
 
 
 class _OperandSums:
