@@ -13,6 +13,12 @@ def binary_parts(n: int) -> tuple[int, ...]:
     return tuple(1 << i for i in reversed(range(n.bit_length())) if n >> i & 1)
 
 
+def two_tiles(n: int, least: int) -> tuple[int, int]:
+    """Return the tiles that hold ``n`` elements, each a power of two and at least ``least``: half of what one would be, and one for the rest."""
+    low = max(least, next_power_of_two(n) // 2)
+    return low, max(least, next_power_of_two(n - low))
+
+
 def last_power_of_two(n: int) -> int:
     """Return the largest power of two that is at most ``n``; 1 for 0."""
     return 1 << max(0, n.bit_length() - 1)

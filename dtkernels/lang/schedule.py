@@ -65,7 +65,7 @@ PRIMITIVES = {
     "persistent": "", "ping_pong": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
     "specialize": "label*", "reorder": "label*", "merge": "name, label, label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor or tensor:label*", "align": "",
-    "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size", "accumulate_at": "func, label or func, label, ordered",
+    "two_tiles": "label*", "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size", "accumulate_at": "func, label or func, label, ordered",
 }  # fmt: skip
 ORDERED = "ordered"  #: word of accumulate_at
 WRITTEN = ("store", "compile", "compile_to_kernel")  #: primitives that cause a Func to be stored to memory
@@ -148,7 +148,7 @@ class Number(Primitive):
 class Names(Primitive):
     """``f.descriptor(A, B)``: tensors; ``f.reorder(i, j)``: labels"""
 
-    name: Literal["descriptor", "specialize", "reorder"]
+    name: Literal["descriptor", "specialize", "reorder", "two_tiles"]
     args: tuple[str, ...]
     takes = (str,)
 

@@ -46,6 +46,7 @@ class Choices:
     chunked: Sizes = ()  #: the label of which memory holds a piece, and its size
     evictions: Pairs = ()
     approximations: Pairs = ()  #: function, and the share of its evaluations, "" for all
+    two_tiles: tuple[str, ...] = ()  #: labels held whole by two tiles
     constants: tuple[str, ...] = ()  #: labels whose extent is a compile-time constant
     cluster: int | None = None
     maxnreg: int | None = None
@@ -228,7 +229,7 @@ def _pairs(pairs: Pairs) -> str:
 #: primitive -> field, in the order in which they are printed
 _FIELDS = {
     "merge": "merged",
-    "block": "blocks", "tensorize": "tiles", "map": "order", "reorder": "reordered", "split": "split", "persistent": "persistent", "ping_pong": "ping_pong", "descriptor": "descriptors",
+    "block": "blocks", "tensorize": "tiles", "two_tiles": "two_tiles", "map": "order", "reorder": "reordered", "split": "split", "persistent": "persistent", "ping_pong": "ping_pong", "descriptor": "descriptors",
     "stage": "staged", "align": "aligned", "stages": "stages_of", "specialize_warps": "specialized", "unroll": "unrolled", "tail": "tail",
     "stream": "stream", "chunk": "chunked", "evict": "evictions", "approximate": "approximations", "specialize": "constants",
     "cluster": "cluster", "maxnreg": "maxnreg", "num_warps": "num_warps", "num_stages": "num_stages",
@@ -236,7 +237,7 @@ _FIELDS = {
 _FORMS = (
     (_sizes, ("block", "tensorize", "split", "stages", "unroll", "tail", "stream", "chunk")),
     (_order, ("map",)), (_pairs, ("evict", "approximate")), (str, ("cluster", "maxnreg", "num_warps", "num_stages")),
-    (_same, ("merge",)), (", ".join, ("reorder", "descriptor", "stage", "specialize_warps", "specialize")), (lambda _: "", ("persistent", "ping_pong", "align")),
+    (_same, ("merge",)), (", ".join, ("two_tiles", "reorder", "descriptor", "stage", "specialize_warps", "specialize")), (lambda _: "", ("persistent", "ping_pong", "align")),
 )  # fmt: skip
 _PRINTED = {name: form for form, names in _FORMS for name in names}
 

@@ -410,7 +410,7 @@ class Wrapper:
         """Return one launch, filled to the width of a line."""
         args = [value for _, value in text.arguments] + [f"{name}={value}" for name, value in text.constants]
         elastic = (
-            not text.warps and kernel.num_stages > 1 and any("whole(" in value for _, value in text.constants) and has_matrix_product(kernel.body)
+            not text.warps and kernel.num_stages > 1 and any(f"{fn}(" in value for fn in ("whole", "first_tile") for _, value in text.constants) and has_matrix_product(kernel.body)
         )
         args += [f"num_warps={text.warps or kernel.num_warps}"] + ([] if elastic or text.warps else [f"num_stages={kernel.num_stages}"])
         args += (

@@ -27,13 +27,14 @@ class Axis:
     offset: int = 0  #: of a part (tile_parts.py), from the first element of the tile that it is a part of
     whole: Axis | None = None  #: the axis of that tile
     every: int = 1  #: elements of ``whole`` in one of its own (packed_codes.py)
+    half: int = 0  #: of a whole extent in two tiles: 1 for the first, 2 for that of the rest (tile_parts.py)
 
     @property
     def scalar(self) -> bool:
         return self.tile == 1
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.tile or 'all'}"
+        return f"{self.name}:{self.tile or ('all', 'low', 'rest')[self.half]}"
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class KernelOptions:
     ``f.evict(A:first)``             ``tl.load(A_ptr + ...)``                    ``tl.load(A_ptr + ..., eviction_policy="evict_first")``
     ``f.evict(A:reread)``            ``tl.load(A_ptr + ...)`` in several loops   ``..., eviction_policy="evict_last")``, in the last one "evict_first"
     ``f.specialize(y)``              ``size_y``, passed at run time              ``size_y: tl.constexpr``, a kernel for each value
+    ``f.two_tiles(d)``, ``d`` whole  one tile, 128 for 96 elements               64 and 32: tile_parts.py
     ``f.maxnreg(168)``               ``f_kernel[grid](...)``                     ``f_kernel[grid](..., maxnreg=168)``, on NVIDIA GPUs
     ``f.specialize_warps(k)``        ``tl.range(0, size_k, T)``                  ``tl.range(..., warp_specialize=True)``, in the form with descriptors
     ``f.cluster(2)``                 ``f_kernel[grid](...)``                     ``f_kernel[grid](..., num_ctas=2)``, refused at run time before Triton 3.8
@@ -169,6 +170,10 @@ class KernelOptions:
     def descriptors(self) -> tuple[str, ...]:
         """Return the tensors that the schedule accesses through descriptors."""
         return tuple(dict.fromkeys(t for m in self.members for t in self.schedule.names(m, "descriptor")))
+
+    def two_tiles(self) -> tuple[str, ...]:
+        """Return the labels of which two tiles hold the whole extent."""
+        return tuple(dict.fromkeys(label for m in self.members for label in self.schedule.names(m, "two_tiles")))
 
     def exponentials(self) -> tuple[int, int] | None:
         """Return the share of this kernel's exponentials that polynomials emulate, as (part, whole)."""

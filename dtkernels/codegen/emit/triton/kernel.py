@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ....lang.algorithm import Algorithm
 from ....lang.expr import Label, Write, accesses
@@ -256,6 +256,8 @@ class _KernelPrinter:
 
     def first(self, axis: Axis) -> str:
         """Return the name of the first index of the current tile of ``axis``."""
+        if axis.half:
+            return "0" if axis.half == 1 else self.tile(replace(axis, half=1))
         if axis in self.started:
             return f"{axis.name}_first"
         if axis in self.counted:
@@ -268,7 +270,7 @@ class _KernelPrinter:
         """Return the compile-time constant that holds how far ``axis`` advances."""
         if self.blocks.get(axis.label) == axis.tile:
             return self.block(axis.label)
-        value = self._whole(axis.label) if axis.tile == WHOLE else str(axis.tile)
+        value = self._held(axis) if axis.tile == WHOLE else str(axis.tile)
         name, count = f"TILE_{axis.label}", 0
         while self.tiles.get(name, value) != value:
             count += 1
@@ -277,6 +279,10 @@ class _KernelPrinter:
         if axis.tile == WHOLE:
             self.size(axis.label)
         return name
+
+    def _held(self, axis: Axis) -> str:
+        """Return the tile of an axis that holds a whole extent, or its part of it."""
+        return f"{('first', 'second')[axis.half - 1]}_tile(size_{axis.label})" if axis.half else self._whole(axis.label)
 
     def _whole(self, label: str) -> str:
         """Return the tile that holds a whole extent.
@@ -330,13 +336,13 @@ class _KernelPrinter:
     def _index(self, axis: Axis, start: str, depth: int) -> None:
         if start == "block" and axis.scalar and axis.whole is None:
             return  # the block's index is the element's
-        base = {"block": f"block_{axis.label}", "loop": self.first(axis), "whole": ""}.get(start)
+        base = {"block": f"block_{axis.label}", "loop": self.first(axis), "whole": self.first(axis) if axis.half == 2 else ""}.get(start)
         if start in ("block", "block+loop") and (self.blocks[axis.label] != 1 or axis.padded):
             base = f"block_{axis.label} * {self.block(axis.label)}"
             base += f" + {axis.name}_start" if start == "block+loop" else f" + {axis.offset}" if axis.offset else ""
         if axis.every > 1 and start == "block":
             base = f"block_{axis.label} * ({self.block(axis.label)} // {axis.every})"
-        if axis in self.started and not axis.scalar and start != "loop":
+        if axis in self.started and not axis.scalar and not axis.half and start != "loop":
             self.line(depth, f"{self.first(axis)} = {base}")
             base = self.first(axis)
         if axis not in self.vectors:
@@ -360,6 +366,9 @@ class _KernelPrinter:
         size = f"size_{axis.label}"
         step = self.blocks[axis.label] * self.pieces.get(axis.label, 1) if self.starts[axis].startswith("block") else (axis.whole or axis).tile
         value = f"{size} % {step} == 0" if step != WHOLE else f"{size} == {self._whole(axis.label)}"
+        if axis.half:
+            first = self._held(replace(axis, half=1))
+            value = f"{size} >= {first}" if axis.half == 1 else f"{size} == {first} + {self._held(axis)}"
         name, count = f"EVEN_{axis.label}", 0
         while self.even.get(name, value) != value:
             count += 1

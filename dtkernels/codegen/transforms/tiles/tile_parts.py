@@ -30,6 +30,13 @@ Few rows of a product without matrix units are parts of one row each, ``f.block(
 
 As one tile of three dimensions, both operands would pass through shared memory to be broadcast.
 
+A whole extent, ``f.tensorize(d:0); f.two_tiles(d)``, is held by the largest power of two below it and one for the rest, 64 and 32 of 96, where one
+tile would be 128. Which they are, the wrapper says at run time::
+
+    d_low, d_rest = the first tile of d, the second
+    Q_low, Q_rest = Q[m, d_low], Q[m, d_rest]
+    s[m, l] = dot(Q_low, K_low) + dot(Q_rest, K_rest)
+
 Each statement whose value varies along the axis is made once for each part, others once. What is reduced along the axis is reduced along each
 part, and the results are combined. Loops keep the bounds that they have for the whole tile.
 """
@@ -44,6 +51,7 @@ from ....algebra.rules.canonicalize import fresh_name
 from ....lang.errors import DTError
 from ...ir import nest
 from ...ir.nest import (
+    WHOLE,
     Axis,
     Guard,
     Index,
@@ -66,6 +74,7 @@ from ...lower.reduction_terms import MIN_DOT, TILE_KINDS
 from ...lower.schedule_options import KernelOptions
 from ...powers_of_two import binary_parts
 
+HALVES = ("low", "rest")  #: suffixes of the names of two tiles
 FEW_ROWS = 8  #: most rows, of which each is a part
 _COMBINED = {kind: fn for fn, kind in TILE_KINDS.items() if fn != "largest"}
 
@@ -77,8 +86,22 @@ def cut_tiles_into_parts(kernel: Kernel, options: KernelOptions) -> Kernel:
         sizes = (1,) * axis.tile if _is_few_rows(body, axis) else binary_parts(axis.tile)
         if len(sizes) > 1:
             _check(kernel, axis, sizes, options)
-            body = _Cut(body, axis, sizes, kernel).run()
+            body = _Cut(body, axis, kernel).into(sizes)
+    for axis in _of_two_tiles(body, options):
+        body = _Cut(body, axis, kernel).in_two()
     return replace(kernel, body=body)
+
+
+def _of_two_tiles(body: tuple[Statement, ...], options: KernelOptions) -> list[Axis]:
+    """Return the axes of whole extents that the schedule has two tiles for. Raises DTError for a label that no tile holds whole, or that is scanned."""
+    found = [s.axis for s in nest.statements(body) if isinstance(s, Index) and s.axis.tile == WHOLE]
+    scanned = {n.axis for v in nest.values(body) for n in v.walk() if isinstance(n, TileScan)}
+    asked, allowed = options.two_tiles(), [a.label for a in found if a not in scanned]
+    for label in asked:
+        if label not in allowed:
+            raise DTError("two_tiles names a label whose whole extent is one tile", found=label, allowed=", ".join(dict.fromkeys(allowed)) or "none here",
+                          at=options.where("two_tiles"))  # fmt: skip
+    return [a for a in found if a.label in asked]
 
 
 def _is_few_rows(body: tuple[Statement, ...], axis: Axis) -> bool:
@@ -106,18 +129,28 @@ def _check(kernel: Kernel, axis: Axis, sizes: tuple[int, ...], options: KernelOp
 class _Cut:
     """Replaces one axis of a body by its parts."""
 
-    def __init__(self, body: tuple[Statement, ...], axis: Axis, sizes: tuple[int, ...], kernel: Kernel):
+    def __init__(self, body: tuple[Statement, ...], axis: Axis, kernel: Kernel):
         self.body, self.axis = body, axis
         self.taken = nest.names_of(replace(kernel, body=body))
-        self.named: dict[tuple[str, int], str] = {}
+        self.named: dict[tuple[str, str], str] = {}
         self.parts: list[Axis] = []
+
+    def into(self, sizes: tuple[int, ...]) -> tuple[Statement, ...]:
+        """Return the body with parts of these sizes."""
         offset = 0
         for size in sizes:
-            self.parts.append(Axis(fresh_name(f"{axis.name}_{offset}", self.taken), axis.label, size, offset=offset, whole=axis))
+            self.parts.append(Axis(self._fresh(self.axis.name, str(offset)), self.axis.label, size, offset=offset, whole=self.axis))
             offset += size
-
-    def run(self) -> tuple[Statement, ...]:
         return self._cut(self.body)
+
+    def in_two(self) -> tuple[Statement, ...]:
+        """Return the body with two tiles for the whole extent."""
+        for half, suffix in enumerate(HALVES, 1):
+            self.parts.append(Axis(self._fresh(self.axis.name, suffix), self.axis.label, WHOLE, whole=self.axis, half=half))
+        return self._cut(self.body)
+
+    def _fresh(self, name: str, suffix: str) -> str:
+        return fresh_name(f"{name}_{suffix}", self.taken)
 
     def _cut(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         return tuple(made for s in body for made in self._statement(s))
@@ -145,10 +178,10 @@ class _Cut:
                 yield s
 
     def _name(self, name: str, part: Axis) -> str:
-        key = name, part.offset
-        if key not in self.named:
-            self.named[key] = fresh_name(f"{name}_{part.offset}", self.taken)
-        return self.named[key]
+        suffix = HALVES[part.half - 1] if part.half else str(part.offset)
+        if (name, suffix) not in self.named:
+            self.named[name, suffix] = self._fresh(name, suffix)
+        return self.named[name, suffix]
 
     def _axes(self, axes: tuple[Axis, ...], part: Axis) -> tuple[Axis, ...]:
         return tuple(part if a == self.axis else a for a in axes if a != self.axis or not part.scalar)
