@@ -209,6 +209,9 @@ class Scheduler:
         found = [Primitive(root, name, (Sized(self.pick(where), self.pick([1, 2, 3])),)) for name in ("stages", "unroll") if where and self.chance(6)]
         if labels and self.chance(6):
             found.append(Primitive(root, "specialize", (self.pick(labels),)))
+        held = [label for label in labels if tiles[label] == 0]
+        if held and self.chance(3):
+            found.append(Primitive(root, "two_tiles", tuple(self.several(held, 1, 2))))
         if (summed or labels and self.chance(10)) and self.chance(3):
             label = self.pick(summed or labels)
             if label in summed and label not in self.algorithm[root].labels and self.chance(3):

@@ -229,7 +229,8 @@ def _pairs(pairs: Pairs) -> str:
 #: primitive -> field, in the order in which they are printed
 _FIELDS = {
     "merge": "merged",
-    "block": "blocks", "tensorize": "tiles", "two_tiles": "two_tiles", "map": "order", "reorder": "reordered", "split": "split", "persistent": "persistent", "ping_pong": "ping_pong", "descriptor": "descriptors",
+    "block": "blocks", "tensorize": "tiles", "two_tiles": "two_tiles",
+    "map": "order", "reorder": "reordered", "split": "split", "persistent": "persistent", "ping_pong": "ping_pong", "descriptor": "descriptors",
     "stage": "staged", "align": "aligned", "stages": "stages_of", "specialize_warps": "specialized", "unroll": "unrolled", "tail": "tail",
     "stream": "stream", "chunk": "chunked", "evict": "evictions", "approximate": "approximations", "specialize": "constants",
     "cluster": "cluster", "maxnreg": "maxnreg", "num_warps": "num_warps", "num_stages": "num_stages",
@@ -341,6 +342,18 @@ def tiled_labels(schedule: str) -> tuple[frozenset[str], tuple[str, ...]]:
 def tiles_of(schedule: str) -> tuple:
     """Return the blocks, tiles, warps and stages of each kernel of a schedule, and how it splits: what two schedules share that differ in copies."""
     return tuple([(k.func, k.fused, k.blocks, k.tiles, k.split, k.persistent, k.warps, k.stages) for k in read_kernels(schedule)])
+
+
+@lru_cache(maxsize=4096)
+def kernels_of(schedule: str) -> tuple[tuple[str, tuple[FusedFunc, ...]], ...]:
+    """Return the kernels of a schedule and what is fused into each: what two schedules share that differ in tiles."""
+    return tuple([(k.func, tuple(replace(f, own=None) for f in k.fused)) for k in read_kernels(schedule)])
+
+
+@lru_cache(maxsize=4096)
+def has_two_tiles(schedule: str) -> bool:
+    """Return whether two tiles hold a whole extent in a kernel."""
+    return any(c.two_tiles for k in read_kernels(schedule) for c in k.choices())
 
 
 def copied_inputs(schedule: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...codegen.held_terms import FLOAT8_DEPTH, HELD_BY_WARP, MOST_IMPRECISE
-from ...codegen.powers_of_two import binary_parts, next_power_of_two
+from ...codegen.powers_of_two import binary_parts, last_power_of_two, next_power_of_two, two_tiles
 from .kernel_config import ORDERED
 from .outline import SECTOR, VECTOR, FuncOutline, Product, Read
 
@@ -80,10 +80,10 @@ class KernelCount:
         self.step: dict[str, int] = {}  #: elements of a tile, and those of them that are loaded
         self.loaded: dict[str, int] = {}
         self.count: dict[str, int] = {}  #: blocks along a label
-        products = bool(plan.products)
+        self.halved = frozenset(label for c in plan.config.choices() for label in c.two_tiles)
         for label in plan.domain:
             n = max(sizes.get(label, 1), 1)
-            tile = plan.tiles.get(label, 1) or max(next_power_of_two(n), UNITS if products else 1)
+            tile = plan.tiles.get(label, 1) or self._whole_tile(label, n)
             block, parts = plan.blocks.get(label, 0), plan.split.get(label, 0)
             if block:
                 self.count[label] = count = -(-n // block)
@@ -101,7 +101,12 @@ class KernelCount:
                 half = 0.5 + 0.5 * min(1.0, self.step[label] * 2 / self.filled[label])
                 self.filled[label] *= half
                 self.extent[label] *= half
-        self.float8 = target.has_float8 and products and self._depth() >= FLOAT8_DEPTH and all(f.name in plan.known.float8 for f, _ in plan.members if f.products)
+        self.float8 = target.has_float8 and bool(plan.products) and self._depth() >= FLOAT8_DEPTH and all(f.name in plan.known.float8 for f, _ in plan.members if f.products)
+
+    def _whole_tile(self, label: str, n: int) -> int:
+        """Return the elements of the one or two tiles that hold a whole extent."""
+        least = UNITS if self.plan.products else 1
+        return sum(two_tiles(n, least)) if label in self.halved else max(next_power_of_two(n), least)
 
     def _share_tile(self, merged: str, parts: tuple[str, ...]) -> None:
         """Give the labels that a merged one stands for their parts of its tile, the last label first."""
@@ -213,7 +218,7 @@ class KernelCount:
             terms = self._multiplied()[0]
             light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)
         gathered = self._sums_over_threads() if streamed else 0.0 if plan.products else self._summed()
-        parted = any(len(binary_parts(self.step.get(x, 1))) > 1 for p, *_ in plan.products for x in (*p.rows, *p.columns))
+        parted = any(x not in self.halved and len(binary_parts(self.step.get(x, 1))) > 1 for p, *_ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
                     added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, merges=plan.apart or int(merged > 0), float8=self.float8, **self._float32_products())  # fmt: skip
@@ -417,8 +422,9 @@ class KernelCount:
         return total, rows, columns
 
     def _side(self, labels: tuple[str, ...]) -> int:
-        """Return the rows or columns of a tile; of one in parts, of each part on the average."""
-        sizes = [self.of(self.plan.tiles if x in self.plan.merged else self.step, x) for x in self._unmerged(labels)]
+        """Return the rows or columns of a tile; of one in parts, of each part on the average; of two that hold a whole extent, of the first."""
+        held = {x: max(last_power_of_two(self.step[x]), UNITS) for x in self.halved & {*labels}}
+        sizes = [held.get(x) or self.of(self.plan.tiles if x in self.plan.merged else self.step, x) for x in self._unmerged(labels)]
         return max(1, int(math.prod(sizes) / math.prod(max(1, len(binary_parts(int(n)))) for n in sizes)))
 
     def _is_streamed(self) -> bool:

@@ -13,6 +13,7 @@ from ...codegen.powers_of_two import next_power_of_two
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem, whole_parts
+from .candidates.two_tiles import held_by_two, in_two_tiles
 from .chained_gemm import Chain
 
 #: (elements of the loop, warps, stages), each the fastest at some size with one query of schedule_tables/nvidia_h200/measurements.safetensors
@@ -23,6 +24,8 @@ SHORT, SHORT_LOOP = 256, (64, 32, 4, 3)
 #: (rows, elements of the loop, warps, stages) of kernels with more products, for columns up to SIDE and wider ones. They leave little to spill; the first was the
 #: fastest of those measured on an H100 at 703 rows of 72 columns
 SEVERAL_PRODUCTS, SIDE = (((64, 64, 4, 2),), ((64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 8, 2))), 128
+#: the same for columns that two tiles hold: on an H100 within 2% of the fastest of twelve at 72 to 96 columns, and of eight at 160 and 192
+BY_TWO_TILES = ((64, 64, 4, 3), (128, 64, 8, 3))
 FEW = 16  #: rows of the smallest tile of the matrix units
 WAVES = (1, 2, 4, 8)  #: programs a multiprocessor that parts make
 DEPENDENT_WAVES = (2, 4)  #: the same where each of several products waits for another: one program alone leaves a multiprocessor idle
@@ -31,12 +34,15 @@ MOST_WASTED = 2  #: a tile this many times as long as its extent is not proposed
 
 
 def chain_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
-    """Yield choices beside the usual ones of ``chained_gemm.py``."""
+    """Yield choices beside the usual ones of ``chained_gemm.py``, each also with two tiles for a whole extent where these are shorter."""
     chain = Chain.of(shape, root, members)
     if chain is None or not chain.rows or shape.itemsize != 2 or shape.target.backend != "cuda":
         return
     if chain.is_plain_pair() and len(reduction_labels(shape.algorithm, root)) == 1:
-        yield from _of_plain_pair(chain)
+        yield from in_two_tiles(shape, chain.usual())
+        for config in _of_plain_pair(chain):
+            yield config
+            yield from in_two_tiles(shape, config)
     elif not chain.has_narrow_product():
         yield from _of_several_products(chain)
 
@@ -69,12 +75,16 @@ def _of_several_products(chain: Chain) -> Iterator[KernelConfig]:
     """
     shape, row, loops = chain.shape, chain.rows[-1], reduction_labels(chain.shape.algorithm, chain.root)
     wide = max((next_power_of_two(shape.sizes[c]) for c in chain.columns), default=1)
+    two = any(held_by_two(shape.sizes, c) for c in chain.columns)
     for walked in loops:
         usual = chain.usual(walked)
         yield usual
         block, longest = dict(usual.blocks), next_power_of_two(shape.sizes[walked])
         if not dict(usual.tiles).get(walked) or row not in block:
             continue
+        rows, step, warps, stages = BY_TWO_TILES[wide > SIDE]
+        if two and rows < MOST_WASTED * shape.sizes[row] and (found := _tiled(chain, usual, {row: (rows, rows)}, walked, step, warps, stages)):
+            yield from in_two_tiles(shape, replace(found, **chain.even_split(dict(found.blocks), dict(found.tiles))))
         for rows, step, warps, stages in SEVERAL_PRODUCTS[wide > SIDE] if block[row] > FEW else ():
             step = min(step, max(FEW, longest))
             better = usual.split or shape.fills_better(block, row, rows)

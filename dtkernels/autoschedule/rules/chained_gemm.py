@@ -87,7 +87,7 @@ class Chain:
         if self._unaligned_rows(tile):
             stages = 1
         loads = loose or self._through_descriptors(few) or (self._descriptors_inside(tile) if self.has_narrow_product() else {})
-        more = combined(loads, self._rows(tile), self._even_split(block, tile))
+        more = combined(loads, self._rows(tile), self.even_split(block, tile))
         return shape.config(root, block, tile, warps, stages, share=1 if packed else 2, reordered=self._order(walked), order=self.program_order(block, bool(packed)), **more)
 
     def _rows(self, tile: dict[str, int]) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class Chain:
         """Return whether the chain is two products with one accumulator that reads the other's result in wide tiles."""
         return self._products() == 2 and self._accumulator_count() == 1 and not self.has_narrow_product()
 
-    def _even_split(self, block: dict[str, int], tile: dict[str, int]) -> dict[str, Any]:
+    def even_split(self, block: dict[str, int], tile: dict[str, int]) -> dict[str, Any]:
         """Split, under a mask, a long sum that it does not cut short: its parts take equally long, those of a triangle do not.
 
         On an H100 gradients of 25 heads that share keys took 1.6 times as long for their work as those of heads that share none.

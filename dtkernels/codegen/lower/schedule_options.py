@@ -8,7 +8,7 @@ from typing import TypedDict
 from ...lang.algorithm import Algorithm
 from ...lang.errors import DTError, Position
 from ...lang.schedule import Approximate, Evict, Primitive, Program, Share, Sizes, host, subject
-from ..ir.nest import Let, Load, Loop, Op, Statement, TileDot, axes_of, statements, values
+from ..ir.nest import WHOLE, Index, Let, Load, Loop, Op, Statement, TileDot, TileScan, axes_of, statements, values
 
 #: primitive on a loop -> Triton's name for it
 LOOP_OPTIONS = {"stages": "num_stages", "unroll": "loop_unroll_factor"}
@@ -207,6 +207,7 @@ class KernelOptions:
             for tensor in map(subject, p.args):
                 if tensor not in there:
                     raise DTError(f"{p.name} names a tensor {what}", found=tensor, allowed=", ".join(sorted(there)), at=p.pos)
+        self._check_two_tiles(body)
         self._check_warps()
         looped = {s.axis.label for s in statements(body) if isinstance(s, Loop)}
         split = self.split()
@@ -223,6 +224,14 @@ class KernelOptions:
                         allowed=", ".join(sorted(looped)) or "none: nothing loops",
                         at=p.pos,
                     )
+
+    def _check_two_tiles(self, body: tuple[Statement, ...]) -> None:
+        """Raise DTError for two tiles of a label that no tile holds whole, or that is scanned."""
+        scanned = {n.axis for v in values(body) for n in v.walk() if isinstance(n, TileScan)}
+        held = dict.fromkeys(s.axis.label for s in statements(body) if isinstance(s, Index) and s.axis.tile == WHOLE and s.axis not in scanned)
+        for label in self.two_tiles():
+            if label not in held:
+                raise DTError("two_tiles names a label whose whole extent is one tile", found=label, allowed=", ".join(held) or "none here", at=self.where("two_tiles"))
 
     def check_approximate(self, body: tuple[Statement, ...]) -> None:
         """Raise DTError for an approximation of a function that the kernel does not compute on tiles, since it would have no effect."""

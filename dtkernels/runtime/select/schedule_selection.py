@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ...autoschedule.cost.kernel_config import copied_inputs, tiles_of
+from ...autoschedule.cost.kernel_config import copied_inputs, has_two_tiles, kernels_of, tiles_of
 from ...autoschedule.cost.outline import Known
 from ...autoschedule.cost.predicted_time import predicted_time
 from ...codegen.target import TARGETS, Target
@@ -122,11 +122,13 @@ def _measured_on(gpu: str | None, target: Target) -> Target:
 def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target) -> Choice:
     """Let the default schedule ``text`` compete with the best row.
 
-    A measured row of the same tiles tells of it too, where the default schedule is that row's on copies with aligned rows.
+    A measured row of the same tiles tells of it too, where the default schedule is that row's on copies with aligned rows; and one of the same
+    kernels where two tiles hold what the row holds by one: how the model errs on products that wait for each other is the same for both.
     """
     first, there = choice.usable[0], predicted_time(text, known, dict(bucket_of(choice.sizes)), ITEMSIZE[dtype], target)
-    told = [c for c in choice.usable if c.exact and c.row.measured and c.row.microseconds and not copied_inputs(c.row.schedule)] if copied_inputs(text) else []
-    alike = [c for c in told if tiles_of(c.row.schedule) == tiles_of(text)]
+    told = [c for c in choice.usable if c.exact and c.row.measured and c.row.microseconds and not copied_inputs(c.row.schedule)]
+    same = tiles_of if copied_inputs(text) else kernels_of if has_two_tiles(text) else None
+    alike = [c for c in told if same(c.row.schedule) == same(text)] if same else []
     if alike:
         nearest = min(alike, key=lambda c: c.distance)
         model = TimeModel(known, target, _measured_on(choice.table.gpu, target))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from ...autoschedule.rules.candidates.two_tiles import held_by_two
 from ...autoschedule.rules.reduction import reread
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
@@ -202,7 +203,8 @@ def neighbours(plan: KernelCandidate, around: Surroundings) -> list[KernelCandid
 
 def dimensions(t: Tiling, around: Surroundings) -> list[list[dict[str, Any]]]:
     """Return, for each dimension of the space around ``t``, what each of its values changes."""
-    every = (_tiles, _launch, _splits, _blocked_sums, _parts, _program_orders, _rows, _prefetching, _descriptors, _single, _last_wave, _shared_exponentials, _split_products, _eviction_hints)
+    every = (_tiles, _two_tiles, _launch, _splits, _blocked_sums, _parts, _program_orders, _rows, _prefetching, _descriptors, _single, _last_wave, _shared_exponentials,
+             _split_products, _eviction_hints)  # fmt: skip
     return [values for dimension in every for values in dimension(t, around) if values]
 
 
@@ -305,6 +307,16 @@ def _split_products(t: Tiling, around: Surroundings) -> Dimensions:
         yield [dict(rest=tuple(p for p in t.rest if p not in now))]
     elif around.wide and around.product:
         yield [dict(rest=(*t.rest, Approximate(t.root, "approximate", ("rdot",))))]
+
+
+def _two_tiles(t: Tiling, around: Surroundings) -> Dimensions:
+    """Hold whole extents by two tiles, or by one."""
+    others = tuple(p for p in t.rest if p.name != "two_tiles")
+    labels = tuple(label for label, tile in t.tile.items() if tile == 0 and label in around.sizes and held_by_two(around.sizes, label))
+    if len(others) < len(t.rest):
+        yield [dict(rest=others)]
+    elif labels and around.product:
+        yield [dict(rest=(*t.rest, Names(t.root, "two_tiles", labels)))]
 
 
 def _row_and_column_labels(t: Tiling, around: Surroundings) -> tuple[str | None, str | None]:

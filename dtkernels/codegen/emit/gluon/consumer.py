@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     from .kernel import GluonPrinter
 
 
+def put_name(s: DescriptorStore) -> str:
+    """Return the name of the tile in shared memory that a result passes through: of two tiles of a whole extent, one each."""
+    return s.buffer + ("_rest" if any(a and a.half == 2 for a in s.box) else "")
+
+
 class Consumer:
     """Prints the function that every consumer runs."""
 
@@ -115,7 +120,7 @@ class Consumer:
             k.block_start(axis, depth)
         if axis.scalar or axis not in k.vectors:
             return
-        base = {"block": k.first(axis), "loop": f"gl.cast({k.counter()}, gl.int32)"}.get(start, "")  # one type where several loops meet
+        base = {"block": k.first(axis), "loop": f"gl.cast({k.counter()}, gl.int32)", "whole": k.first(axis) if axis.half == 2 else ""}.get(start, "")  # one type where several loops meet
         base = f"{base} + WG * {k.length(axis)}" if rows and self._wg_of_rows() != "0" else base
         steps = f"gl.arange(0, {k.length(axis)}, {k.expr.layout((axis,))})"
         k.line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")
@@ -156,7 +161,7 @@ class Consumer:
         flat = ", ".join(k.length(a) for a in s.box if a)
         value = f"({value})" if " " in value else value
         k.line(depth, "tma.store_wait(0)")
-        place = f"{s.buffer}_tiles.index({self._wg()})"
+        place = f"{put_name(s)}_tiles.index({self._wg()})"
         k.line(depth, f"{place}{'.reshape([' + flat + '])' if flat != box else ''}.store({value}.to({s.buffer}_ptr.dtype.element_ty))")
         k.line(depth, "hopper.fence_async_shared()")
         k.line(depth, f"tma_store({desc}, {k.coordinates(s, self._wg_of_rows())}, {place})")
@@ -195,12 +200,12 @@ class Consumer:
 
     # -- products ---------------------------------------------------------------------------------------------------
 
-    def _multiply(self, q: Product, left: str, slot: str, start: str, depth: int) -> None:
-        """Start a product that accumulates onto ``start``, '' for nothing."""
-        k = self.k
+    def _multiply(self, q: Product, left: str, slot: str, start: str, depth: int, to: str = "") -> None:
+        """Start a product that accumulates onto ``start``, '' for nothing, under the name ``to``."""
+        k, to = self.k, to or q.name
         right = self._view(q.right.name, (*q.axes, q.columns), slot)
         zero = f"gl.full([{k.share()}, {k.length(q.columns)}], 0.0, gl.float32, MMA_{q.columns.name})"
-        line = f"{q.name}_made = hopper.warpgroup_mma({left}, {right}, {start or zero}, {'' if start else 'use_acc=False, '}is_async=True)"
+        line = f"{to}_made = hopper.warpgroup_mma({left}, {right}, {start or zero}, {'' if start else 'use_acc=False, '}is_async=True)"
         if 4 * depth + len(line) > LINE:
             k.line(depth, f"{q.name}_left = {left}") if "_tiles" in left else None
             k.line(depth, f"{q.name}_right = {right}")
@@ -212,6 +217,9 @@ class Consumer:
         self._await([r for r in self.p.rings if r.fresh], slot, it, depth)
         for q in self.p.last.fresh:
             self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), slot), slot, "", depth)
+            if q.rest:
+                left = self._view(q.rest.loaded_left.name, (q.rows, *q.rest.axes), slot)
+                self._multiply(q.rest, left, slot, f"{q.name}_made", depth, q.name)
 
     def _fresh_done(self, slot: str, outstanding: int, depth: int) -> None:
         """Wait for the fresh products; what nothing else reads is given back."""
@@ -305,7 +313,12 @@ class Consumer:
         for s in step.work:
             self._statement(s, depth)
         for mine, common in zip(step.chained, last.chained):
-            k.line(depth, f"{common.name}_operand = {k.expr.text(mine.left, (mine.rows, *mine.axes))}")
+            if self._shared_left(common) is common:
+                k.line(depth, f"{common.name}_operand = {k.expr.text(mine.left, (mine.rows, *mine.axes))}")
+
+    def _shared_left(self, q: Product) -> Product:
+        """Return the first chained product of the left operand of ``q``: those of two tiles of a whole extent have one."""
+        return next(p for p in self.p.last.chained if (p.left, p.whole_columns) == (q.left, q.whole_columns))
 
     def _operands(self, step: LoopStep, depth: int) -> None:
         """Accumulators moved, and the left operands of the chained products as the matrix units take them."""
@@ -314,7 +327,7 @@ class Consumer:
             k.line(depth, f"{s.name} = {k.expr.text(s.value, s.axes)}")
         for q in step.chained:
             layout = f"gl.DotOperandLayout(0, MMA_{q.columns.name}, 2)"
-            k.line(depth, f"{q.name}_left = gl.convert_layout({q.name}_operand.to({q.right.name}_tiles.dtype), {layout})")
+            k.line(depth, f"{q.name}_left = gl.convert_layout({self._shared_left(q).name}_operand.to({q.right.name}_tiles.dtype), {layout})")
 
     def _direct(self, depth: int) -> None:
         """Emit products that only accumulate: one runs while the tiles of the next are awaited."""

@@ -14,7 +14,7 @@ from ...transforms.warp_specialize.plan import REGISTERS, Ring, WarpSpecializedK
 from ..triton.grid import grid_lines, grid_size
 from ..triton.kernel import KernelText, _KernelPrinter, jit_function
 from ..triton.memory import LINE
-from .consumer import Consumer
+from .consumer import Consumer, put_name
 from .expr import GluonExpressions, gluon_text
 
 INFIX = "_gluon"
@@ -38,7 +38,7 @@ class GluonPrinter(_KernelPrinter):
         self.started = self.started | {plan.rows}
         self.boxes: dict[str, tuple[str, ...]] = {}  #: descriptor -> its box
         self.accesses: dict[str, DescriptorLoad | DescriptorStore] = {}
-        self.puts = {s.buffer: s for s in plan.after if isinstance(s, DescriptorStore)}
+        self.puts = {put_name(s): s for s in plan.after if isinstance(s, DescriptorStore)}
 
     def text(self) -> KernelText:
         base = self.kernel.name.replace("_descriptor", INFIX)
@@ -91,7 +91,8 @@ class GluonPrinter(_KernelPrinter):
         for start, axis in zip(access.start, access.box):
             text = self.expr.text(start, ())
             text = f"{text} + {share} * {self.share()}" if axis == self.plan.rows and share != "0" else text
-            texts.append(text if text == "0" else f"gl.cast({text}, gl.int32)")
+            constant = text == "0" or axis is not None and axis.half
+            texts.append(text if constant else f"gl.cast({text}, gl.int32)")
         return f"[{', '.join(texts)}]"
 
     def shared(self, tile: DescriptorLoadLet) -> str:
@@ -189,8 +190,8 @@ class GluonPrinter(_KernelPrinter):
         if p.turns:
             starts += ["    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())", "    for i in gl.static_range(2):",
                        "        mbarrier.init(turn.index(i), count=1)"]  # fmt: skip
-        for buffer, put in self.puts.items():
-            lines.append(self._tiles(buffer, put, str(p.consumers)))
+        for name, put in self.puts.items():
+            lines.append(self._tiles(name, put, str(p.consumers)))
         return [*lines, *starts, "    hopper.fence_async_shared()"]
 
     def _tiles(self, name: str, access: DescriptorLoad | DescriptorStore, count: str) -> str:

@@ -93,15 +93,8 @@ def cut_tiles_into_parts(kernel: Kernel, options: KernelOptions) -> Kernel:
 
 
 def _of_two_tiles(body: tuple[Statement, ...], options: KernelOptions) -> list[Axis]:
-    """Return the axes of whole extents that the schedule has two tiles for. Raises DTError for a label that no tile holds whole, or that is scanned."""
-    found = [s.axis for s in nest.statements(body) if isinstance(s, Index) and s.axis.tile == WHOLE]
-    scanned = {n.axis for v in nest.values(body) for n in v.walk() if isinstance(n, TileScan)}
-    asked, allowed = options.two_tiles(), [a.label for a in found if a not in scanned]
-    for label in asked:
-        if label not in allowed:
-            raise DTError("two_tiles names a label whose whole extent is one tile", found=label, allowed=", ".join(dict.fromkeys(allowed)) or "none here",
-                          at=options.where("two_tiles"))  # fmt: skip
-    return [a for a in found if a.label in asked]
+    """Return the axes of whole extents that the schedule has two tiles for. A kernel that merges parts may hold none."""
+    return [s.axis for s in nest.statements(body) if isinstance(s, Index) and s.axis.tile == WHOLE and s.axis.label in options.two_tiles()]
 
 
 def _is_few_rows(body: tuple[Statement, ...], axis: Axis) -> bool:

@@ -92,13 +92,7 @@ def check_plan(p: WarpSpecializedKernel) -> None:
             raise Refused(f"a {statement_kind(s)} after the loop")
         if isinstance(s, DescriptorStore) and [a for a in s.box if a][:1] != [p.rows]:
             raise Refused(f"{s.buffer} is not stored by rows")
-    used = {
-        side.name
-        for step in p.steps
-        for q in (*step.fresh, *step.chained, *step.direct)
-        for side in (q.left, q.right)
-        if isinstance(side, Local)
-    }
+    used = {name for step in p.steps for q in (*step.fresh, *step.chained, *step.direct) for name in q.operands}
     if any(s.name not in used for s in p.resident):
         raise Refused("a tile that is loaded once through a descriptor is used outside of products")
     needed = producer_names(p)
@@ -134,7 +128,7 @@ def _loads(step: LoopStep) -> tuple[list[str], ...]:
     """Return the loads of a step, and its products of loaded tiles."""
     return (
         [f"{s.name} {s.value}" for s in step.fetches],
-        [f"{q.name} {q.left} {q.right}" for q in (*step.fresh, *step.direct)],
+        [f"{r.name} {r.left} {r.right}" for q in (*step.fresh, *step.direct) for r in (q, q.rest) if r],
         [f"{q.name} {q.right}" for q in step.chained],
     )
 
@@ -200,7 +194,7 @@ def runs_behind(step: LoopStep, consumers: int, share: int, promotes: bool = Fal
     """
 
     def each(columns: Axis, width: float = 1) -> float:
-        return share * (columns.tile if columns.tile != WHOLE else 128) * width / 128
+        return share * (columns.tile if columns.tile != WHOLE else 64 if columns.half else 128) * width / 128
 
     products = (*step.fresh, *step.chained, *step.direct)
     if any(q.columns.tile > WIDEST for q in products):

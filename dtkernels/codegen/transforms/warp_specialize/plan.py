@@ -27,6 +27,18 @@ class Product:
     axes: tuple[Axis, ...]
     rows: Axis
     columns: Axis
+    rest: Product | None = None  #: the product of the second tiles of a whole extent, which adds to this one
+
+    @property
+    def whole_columns(self) -> Axis:
+        """Return the columns of the tile that these are a part of, else these."""
+        return self.columns.whole or self.columns
+
+    @property
+    def operands(self) -> frozenset[str]:
+        """Return the names of the tiles that are multiplied as they are."""
+        own = frozenset(side.name for side in (self.left, self.right) if isinstance(side, Local))
+        return own | self.rest.operands if self.rest else own
 
     @property
     def loaded_left(self) -> Local:

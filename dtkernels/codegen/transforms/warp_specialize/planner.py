@@ -59,7 +59,7 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
             raise Refused(f"the loop over {loop.axis.label} is no single loop of a reduction")
         if loop.axis.scalar or loop.axis.label != loops[0].axis.label or loop.axis.tile != loops[0].axis.tile:
             raise Refused("loops over different labels or tiles")
-    if any(isinstance(s, Index) and s.axis.whole for s in kernel.body):
+    if any(isinstance(s, Index) and s.axis.whole and not s.axis.half for s in kernel.body):
         raise Refused("a tile in parts, whose products share an operand")
     rows = _rows(kernel, loops)
     consumers = _consumers(kernel, rows)
@@ -200,21 +200,39 @@ def _step(loop: Loop, rows: Axis) -> LoopStep:
 
 
 def _hoist(s: Let | Assign, rows: Axis, computed: set[str], fresh: list[Product]) -> Tile:
-    """Replace each product in the value of ``s`` by a local of its own, collected in ``fresh``."""
+    """Replace each product in the value of ``s`` by a local of its own, collected in ``fresh``. One of two tiles of a whole extent is one product."""
 
     def one(node: Tile) -> Tile:
-        if not isinstance(node, TileDot):
+        match node:
+            case Op("+", (Local(name) as low, TileDot() as more)) if _is_rest(more) and (known := next((p for p in fresh if p.name == name), None)):
+                fresh[fresh.index(known)] = replace(known, rest=_loaded_product(s.name, more, rows, computed))
+                return low
+        if not isinstance(node, TileDot) or _is_rest(node):
             return node
         known = next((p for p in fresh if (p.left, p.right) in ((node.left, node.right), (node.right, node.left))), None)
         if known is None:
-            known = _product(s.name, node, rows)
-            if not isinstance(known.left, Local) or known.left.name in computed:
-                raise Refused(f"{s.name} is a product of what is computed and no accumulator")
-            known = replace(known, name=f"{known.left.name}_{known.right.name}_product")
+            known = _loaded_product(s.name, node, rows, computed)
+            known = replace(known, name=f"{known.loaded_left.name}_{known.right.name}_product")
             fresh.append(known)
         return Local(known.name, (rows, known.columns))
 
-    return s.value.transform(one)
+    value = s.value.transform(one)
+    if any(isinstance(n, TileDot) for n in value.walk()):
+        raise Refused(f"{s.name} adds two tiles of a whole extent to something else")
+    return value
+
+
+def _is_rest(dot: TileDot) -> bool:
+    """Return whether a product is over the second of two tiles of a whole extent."""
+    return all(a.half == 2 for a in dot.axes)
+
+
+def _loaded_product(name: str, dot: TileDot, rows: Axis, computed: set[str]) -> Product:
+    """Return a product of two loaded tiles. Raises Refused for another."""
+    found = _product(name, dot, rows)
+    if not isinstance(found.left, Local) or found.left.name in computed:
+        raise Refused(f"{name} is a product of what is computed and no accumulator")
+    return found
 
 
 def _product(name: str, dot: TileDot, rows: Axis) -> Product:
@@ -228,13 +246,12 @@ def _product(name: str, dot: TileDot, rows: Axis) -> Product:
 
 
 def _rings(step: LoopStep) -> tuple[Ring, ...]:
-    """Group fetched tiles into rings: tiles that the same products read share one."""
+    """Group fetched tiles into rings: tiles that the same products read share one, and so do two tiles of a whole extent."""
     found: dict[tuple[frozenset[int], bool], list[DescriptorLoadLet]] = {}
     products = (*step.fresh, *step.chained, *step.direct)
+    first = [next(j for j, q in enumerate(products) if (q.left, q.whole_columns) == (p.left, p.whole_columns)) for p in products]
     for s in step.fetches:
-        uses = frozenset(
-            i for i, p in enumerate(products) if any(isinstance(side, Local) and side.name == s.name for side in (p.left, p.right))
-        )
+        uses = frozenset(i for i, p in zip(first, products) if s.name in p.operands)
         found.setdefault((uses, in_work(step, s.name)), []).append(s)
     early, late = len(step.fresh), len(step.fresh) + len(step.chained)
     return tuple(

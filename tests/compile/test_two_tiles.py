@@ -1,0 +1,59 @@
+"""Whole extents that two tiles hold, to machine code: attention of 96 and 160 columns by default on every target, and by warp groups on Hopper."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+
+import dtkernels
+from dtkernels.autoschedule.cost.kernel_config import read_schedule
+from dtkernels.codegen.emit.module import emit
+from dtkernels.codegen.target import target
+from dtkernels.runtime.build.source_cache import load_module
+from dtkernels.runtime.build.triton_compile import build, record_launches
+from dtkernels.runtime.select.schedule_selection import by_default_schedule
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+ATTENTION = """Func s, e, total, f; In Q, K, V; SIn scale; Var b, h, m, n; RVar l, d;
+s[b, h, m, l] = scale * rdot(Q[b, h, m, d], K[b, h, l, d], d); e[b, h, m, l] = exp(s[b, h, m, l]); total[b, h, m] = rsum(e[b, h, m, l], l);
+f[b, h, m, n] = rdot(e[b, h, m, l], V[b, h, l, n], l) / total[b, h, m]; """
+ROWS = 4096
+
+
+def default(columns: int, gpu: str):
+    """The default schedule of attention's forward at 4 x 16 heads of 4096 rows."""
+    algorithm = dtkernels.compile(ATTENTION).prepared.algorithm
+    sizes = {"b": 4, "h": 16, "m": ROWS, "l": ROWS, "d": columns, "n": columns}
+    return by_default_schedule(algorithm, ("f",), sizes, 2, target(gpu))
+
+
+def built(columns: int, gpu: str) -> list:
+    tensors = [torch.empty(4, 16, ROWS, columns, dtype=torch.bfloat16, device="meta") for _ in "QKV"]
+    module = load_module(emit(default(columns, gpu), "call", target(gpu)), "two_tiles")
+    return [build(launch, target(gpu)) for launch in record_launches(module, "call", (*tensors, 0.1))]
+
+
+@pytest.mark.parametrize("columns, widths", [(96, {128, 64, 32}), (160, {128, 32}), (80, {128, 64, 16})])
+def test_both_tiles_are_products_of_warp_groups_in_registers(columns, widths, tmp_path):
+    (kernel,) = built(columns, "h200")
+    assert "gluon" in kernel.metadata.name
+    assert {int(n) for n in re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16", kernel.asm["ptx"])} == widths
+    (path := tmp_path / "kernel.cubin").write_bytes(kernel.asm["cubin"])
+    usage = subprocess.run([CUOBJDUMP, "--dump-resource-usage", path], capture_output=True, text=True, check=True).stdout
+    assert "STACK:0" in usage, usage
+
+
+@pytest.mark.parametrize("gpu", ["a100", "l40s", "b200"])
+@pytest.mark.parametrize("columns", [96, 160])
+def test_other_targets_compile(gpu, columns):
+    for kernel in built(columns, gpu):
+        assert kernel.metadata.shared <= target(gpu).shared_bytes
+
+
+@pytest.mark.parametrize("columns, two", [(128, ()), (112, ()), (48, ()), (96, ("d", "n")), (72, ("d", "n")), (192, ("d", "n"))])
+def test_only_extents_far_from_a_power_of_two_take_two_tiles(columns, two):
+    (kernel,) = read_schedule(str(default(columns, "h100").schedule)).kernels
+    assert tuple(sorted(kernel.two_tiles)) == two
