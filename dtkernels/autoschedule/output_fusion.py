@@ -126,11 +126,14 @@ def _fits_column_reduction_pass(shape: SchedulingProblem, output: str, root: str
 
 
 def _fits_rows_of_column_reduction(shape: SchedulingProblem, output: str, root: str, found: dict[str, tuple[str, str]]) -> bool:
-    """Return whether the rows that ``output`` sums are those whose columns ``root`` sums, in a kernel that holds them whole."""
-    along, down = reduction_labels(shape.algorithm, output), reduction_labels(shape.algorithm, root)
-    own, outer = {*shape.algorithm[output].labels}, {*shape.algorithm[root].labels}
+    """Return whether the rows that ``output`` sums are those whose columns ``root`` sums, in a kernel that holds them whole.
+
+    Labels of one element do not count: with a single ``k``, both gradients of ``rdot(A[x, k], B[k, y], k)`` read the same elements once.
+    """
+    along, down = (shape.several(reduction_labels(shape.algorithm, f)) for f in (output, root))
+    own, outer = (shape.several(shape.algorithm[f].labels) for f in (output, root))
     every = tuple(own | outer)
-    if not along or not down or not {*down} <= own or not {*along} <= outer or own & {*along} or {*every} != {*outer, *down} or {*every} != {*own, *along}:
+    if not along or not down or not down <= own or not along <= outer or own & along or {*every} != outer | down or {*every} != own | along:
         return False
     if any(a.tensor == output for d in shape.algorithm.definitions for a in ex.accesses(d.expr)):
         return False

@@ -134,6 +134,10 @@ class SchedulingProblem:
             depth //= 2
         return depth, max(2, min(4, self.target.shared_bytes // (sides * depth * self.itemsize)))
 
+    def several(self, labels: Iterable[str]) -> set[str]:
+        """Return those of ``labels`` that have more than one element."""
+        return {label for label in labels if self.sizes[label] != 1}
+
     def row_stride(self, tensor: str) -> int:
         """Return the elements between rows of a contiguous tensor; 1 if unknown."""
         label = self.last_label(tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -36,6 +37,8 @@ class Rates(NamedTuple):
     narrow: float = 1.5  #: loads of less than 16 bytes, relative to those
     ragged: float = 1.3  #: the same in the parts of a split, whose ends need masks
     warp_rate: float = 3e3  #: loads of a thread that one warp has done by itself
+    store_rate: float = math.inf  #: stores of less than 16 bytes by programs that store block after block
+    stored_strip: float = 0.0  #: bytes that a row of such a block costs besides
     sync: float = 0.002  #: microseconds of an iteration for each warp
     beside: float = 0.7  #: the part of arithmetic that products do not hide
     live: float = 1.6  #: registers of an element of a tile of rows
@@ -66,11 +69,12 @@ class Rates(NamedTuple):
 
 
 #: python benchmarks/fit_cost_rates.py --trials benchmarks/h200_product_grid.json, and --more with each file of benchmarks/h100/*.safetensors
+#: store_rate and stored_strip of PRODUCTS: by a grid over them, beside the others
 #: ROWS: the same, then changed one by one for as long as the mean regret fell over the kernels of the tables and of benchmarks/h100/rows_of_programs.safetensors
 PRODUCTS = Rates(
     launch=4.31, start=0.453, latency=0.399, step=1.5e-10, alone=0.259, rate=7040000, wide_rate=271000, few_rows=5.74, few_columns=7.82, old_units=3.05,
     few_warps=2.28, crowded=1.51, specialized=0.567, special=60700, plain=1000000, l2_rate=98800, request_rate=243000000, narrow=3.66, ragged=1.15,
-    warp_rate=6940, sync=0.0236, beside=2.14, spills=4.92, overlap=0.168, flying=40400, bandwidth=4290000, sharp=1.33, rounds=1.5, pipelined=3.04, inner=8,
+    warp_rate=6940, store_rate=20000, stored_strip=60, sync=0.0236, beside=2.14, spills=4.92, overlap=0.168, flying=40400, bandwidth=4290000, sharp=1.33, rounds=1.5, pipelined=3.04, inner=8,
     exposed=0.0152, tall=1.18, low=1.01, doubled=1.25, lone=1.21, paired=1.3, parted=1.45, quartered=1.05, strip=3.86, gather=0.986, refilled=1.21,
     described=2.74, merge=1.83, merge_rate=3720000, merge_part=0.109,
 )  # fmt: skip

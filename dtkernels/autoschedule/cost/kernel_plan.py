@@ -46,6 +46,8 @@ class KernelPlan:
         self.domain = tuple(domain)
         self.order = self._order()
         self.products = [(p, self._recompute_loops(f, loop), self._whole(f), self._sweeps(f)) for f, loop in self.members for p in f.products]
+        elementwise = {f.name for f, _ in self.members if not f.products and not f.reduced}
+        self.computes_operands = any(r.tensor in elementwise for f, _ in self.members if f.products for r in f.reads)
         self.paired = len(self.products) > 1 and len({p.reduced for p, *_ in self.products}) == 1
         self.passes = self._passes()
         self.arithmetic = [(*a, len(self.passes[f.name]), paired_terms(f)) for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]

@@ -68,6 +68,23 @@ class Work(NamedTuple):
     merges: int = 0  #: kernels that merge the parts of a split
     float8: bool = False  #: whether the matrix units multiply float8
     across: bool = False  #: whether rows of a float32 product lie contiguous, not its sum
+    short_stores: float = 0.0  #: stores of single threads of fewer than 16 bytes, by programs that store block after block; they are among ``requests`` too
+    computed: bool = False  #: whether operands of products are computed of such narrow loads
+    stored_strips: float = 0.0  #: rows of blocks that all programs store so; they are among ``strips`` too
+
+
+class Stores(NamedTuple):
+    """What a kernel stores: see the fields of ``Work`` of these names. Bytes of one program, but for ``memory``, ``merged``, ``cleared`` and rows of blocks."""
+
+    written: float
+    memory: float
+    strips: float
+    requests: float
+    merged: float
+    short: float  #: ``short_stores``
+    short_strips: float  #: ``stored_strips``
+    added: float
+    cleared: float
 
 
 class KernelCount:
@@ -166,49 +183,36 @@ class KernelCount:
         plan, programs, streamed, sizes = self.plan, 1, self._is_streamed(), self.sizes
         for count in self.count.values():
             programs *= count
-        moved = requests = short = written = tile_bytes = held_bytes = copied = merged = issued = apart = added = cleared = 0.0
-        narrow, reads, strips = False, [], 0.0
+        moved = requests = short = tile_bytes = held_bytes = copied = issued = apart = strips = 0.0
+        narrow, reads = False, []
         for access in plan.accesses:
-            each = self.bytes_of(access.read.tensor)
-            amount, asked, vector, tile = self._load(access.read, each)
+            read, each = self._without_units(access.read) if streamed or not plan.products else access.read, self.bytes_of(access.read.tensor)
+            amount, asked, vector, tile = self._load(read, each)
             times = self.times(access.around, access.whole) * access.sweeps
             amount, asked = amount * times, asked * times
-            aligned = access.read.tensor in plan.aligned
-            moved += amount * (HALF_SECTORS if plan.products and not streamed and not aligned and self._starts_within_sectors(access.read, each) else 1)
+            aligned = read.tensor in plan.aligned
+            moved += amount * (HALF_SECTORS if plan.products and not streamed and not aligned and self._starts_within_sectors(read, each) else 1)
             if aligned or vector >= VECTOR:
                 requests += asked / VECTOR
             else:
                 short += asked / vector
-            dims = [x for x, _ in access.read.labels if not streamed or sizes.get(x, 1) > 1]  # Triton knows a stride of 1
+            dims = [x for x, _ in read.labels if not streamed or sizes.get(x, 1) > 1]  # Triton knows a stride of 1
             narrow = narrow or (vector < ASYNC and not aligned and len(dims) > 1)
             tile_bytes, held_bytes = (tile_bytes + tile, held_bytes) if access.looped else (tile_bytes, held_bytes + tile)
             if access.looped:
                 issued += self._registers(access, tile, VECTOR if aligned else vector)
                 apart += tile if vector < ASYNC and not aligned else 0.0
             reads.append((access, each, amount))
-            strips += programs * amount / self._run(access.read.last, each) if vector < VECTOR and not aligned else 0.0
-            if access.read.tensor in plan.config.copies and not access.again:
-                copied += 2 * self._unique(access.read, each)
+            strips += programs * amount / self._run(read.last, each) if vector < VECTOR and not aligned else 0.0
+            if read.tensor in plan.config.copies and not access.again:
+                copied += 2 * self._unique(read, each)
         multiplied, rows, columns = (0.0, 0, 0) if streamed else self._multiplied()
         ordinary = any(self._is_ordinary(p) for p, *_ in plan.products)
         held, spilled = self._resident(rows, streamed, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued, live)
         at_once = min(programs, held * self.target.multiprocessors)
         memory = self._memory(reads, programs, at_once)
-        for func in plan.writes:
-            each = self.bytes_of(func.name)
-            amount = each * self.elements(self.extent, func.labels)
-            if not plan.products:
-                amount *= max(1.0, SECTOR / max(1.0, each * self.elements(self.loaded, func.labels[-1:])) if func.labels and func.labels[-1] in self.count else 1.0)
-            written += amount
-            if func.name in plan.config.added:
-                added, cleared = added + 4.0 * self.elements(self.extent, func.labels) * self.times(self._revisited_labels(func), ()), cleared + self._cleared(func)
-                continue
-            parted = func.name in plan.config.parted or any(x in plan.split for x in func.reduced)
-            memory += 0.0 if parted else amount * programs
-            unaligned = not parted and self._vector(func.labels[-1:], each) < VECTOR and not plan.config.aligned
-            strips += amount * programs / self._run(func.labels[-1:], each) if unaligned else 0.0
-            merged += 4.0 * programs * self.elements(self.extent, func.labels) if parted else 0.0
-            requests += amount / min(VECTOR, self._vector(func.labels[-1:], each) if not plan.config.aligned else VECTOR)
+        stores = self._stores(streamed, programs)
+        memory, strips, requests, merged = memory + stores.memory, strips + stores.strips, requests + stores.requests, stores.merged
         parts = math.prod(self.count[x] for x in plan.split)
         for func, _ in plan.members if plan.apart else ():
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if {*plan.split} & {*func.reduced} else 0.0
@@ -219,9 +223,35 @@ class KernelCount:
             light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)
         gathered = self._sums_over_threads() if streamed else 0.0 if plan.products else self._summed()
         parted = any(x not in self.halved and len(binary_parts(self.step.get(x, 1))) > 1 for p, *_ in plan.products for x in (*p.rows, *p.columns))
-        return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
+        return Work(programs, held, spilled, moved, requests, short, memory, stores.written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
-                    added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, merges=plan.apart or int(merged > 0), float8=self.float8, **self._float32_products())  # fmt: skip
+                    stores.added, stores.cleared, len(plan.config.added), strips, parted, gathered, plan.paired, merges=plan.apart or int(merged > 0), float8=self.float8,
+                    computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips, **self._float32_products())  # fmt: skip
+
+    def _stores(self, streamed: bool, programs: int) -> Stores:
+        """Count what the kernel stores, or adds to sums in memory."""
+        plan = self.plan
+        written = memory = strips = merged = requests = short = short_strips = added = cleared = 0.0
+        for func in plan.writes:
+            each, last = self.bytes_of(func.name), self._last_of(func.labels) if streamed or not plan.products else func.labels[-1:]
+            amount = each * self.elements(self.extent, func.labels)
+            if not plan.products:
+                amount *= max(1.0, SECTOR / max(1.0, each * self.elements(self.loaded, last)) if last and last[0] in self.count else 1.0)
+            written += amount
+            if func.name in plan.config.added:
+                added, cleared = added + 4.0 * self.elements(self.extent, func.labels) * self.times(self._revisited_labels(func), ()), cleared + self._cleared(func)
+                continue
+            parted = func.name in plan.config.parted or any(x in plan.split for x in func.reduced)
+            memory += 0.0 if parted else amount * programs
+            unaligned = not parted and self._vector(last, each) < VECTOR and not plan.config.aligned
+            strips += amount * programs / self._run(last, each) if unaligned else 0.0
+            merged += 4.0 * programs * self.elements(self.extent, func.labels) if parted else 0.0
+            vector = min(VECTOR, self._vector(last, each) if not plan.config.aligned else VECTOR)
+            requests += amount / vector
+            if unaligned and (plan.config.persistent or self._is_looped(func.labels)):
+                short += amount / vector
+                short_strips += amount * programs / min(self._run(last, each), max(1.0, each * self.elements(self.loaded, last)))
+        return Stores(written, memory, strips, requests, merged, short, short_strips, added, cleared)
 
     def _places(self, reads: list[tuple[Access, int, float]]) -> float:
         """Return the arithmetic on places of the elements that windows read one by one, where a loop goes through taps and other labels as one."""
@@ -260,6 +290,15 @@ class KernelCount:
     def _run(self, last: tuple[str, ...], each: int) -> float:
         """Return the bytes of a row of a program's block: what lies contiguous."""
         return each * max(1.0, self.elements(self.extent, last))
+
+    def _last_of(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the last label that has several elements: those before labels of one lie contiguous, which Triton sees in a stride of 1."""
+        return next(((x,) for x in reversed(labels) if self.sizes.get(x, 2) > 1), labels[-1:])
+
+    def _without_units(self, read: Read) -> Read:
+        """Return an access whose last label has several elements."""
+        single = bool(read.last) and all(self.sizes.get(x, 2) == 1 for x in read.last)
+        return read._replace(last=self._last_of(tuple([x for x, _ in read.labels]))) if single else read
 
     def _sums_over_threads(self) -> float:
         """Return how many sums a program adds up over its threads at the end: each row of its block has its own, if its terms are in vectors."""

@@ -20,6 +20,10 @@ FITTED_TO = 4.8e12  #: bytes a second of the GPU, an H200, whose bandwidth the r
 GROUP_ROWS = 64  #: rows of their tile
 LONG_LOOP = 8  #: iterations from which on products hide the loads of a pipelined loop
 WARP = 32  #: threads
+HIDDEN_LAUNCH = 3.8  #: microseconds of a launch beside the kernel before it: the sums of 2, 3 and 4 predicted times were 3.9, 7.5 and 11.5 us above calls on an H100, of one 0.3 below
+#: the time of products whose operands are computed of loads of 2 bytes, relative to what is predicted: 1.3 to 1.6 in attention's gradients on an H100, 0.95 in a sigmoid's.
+#: From 1.45 on the fastest of several ways to fuse is found for 8 of 9 such gradients
+COMPUTED = 1.5
 TRIED = 0.74  #: the time of float32 products on an H100 with Triton 3.6, relative to the fitted rate
 DEEP = 32  #: terms in a step of three TF32 products from which on they take no longer
 #: what more than 128 rows, and more than 64 columns, of a tile of such add to their time: tiles of 128 x 64 took 0.84 to 0.96, and 0.89 to 0.99, of it at six sizes on an H100
@@ -29,11 +33,12 @@ ACCUMULATORS = 64  #: sums of a thread beside which both parts of operands have 
 
 
 def predicted_time(schedule: str, known: Known, sizes: dict[str, int], itemsize: int, target: Target) -> float:
-    """Return the microseconds of ``schedule`` at ``sizes``, all its kernels one after another."""
-    asked, total = tuple(sizes.items()), 0.0
+    """Return the microseconds of ``schedule`` at ``sizes``, all its kernels one after another, each launched while the one before it runs if the GPU can."""
+    asked, times = tuple(sizes.items()), []
     for plan in plans(schedule, known):
-        total += _time(plan, asked, itemsize, target)
-    return max(total, rates_of(target.arch)[1].launch)
+        times.append(_time(plan, asked, itemsize, target))
+    hidden = HIDDEN_LAUNCH * (len(times) - 1) if target.has_dependent_launch else 0.0
+    return max(sum(times) - hidden, rates_of(target.arch)[1].launch)
 
 
 @lru_cache(maxsize=8192)
@@ -77,10 +82,10 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
         computing += last * (1 - hidden) + hidden * crowded * rest / slots
     ahead = max(1, config.stages - 1) if work.rows and work.steps > 1 else 1
     flying = min(work.programs, slots) * max(work.tile_bytes, 32.0) * ahead
-    moving = (work.memory + c.strip * work.strips) / (bandwidth * flying / (flying + c.flying))
+    moving = (work.memory + c.strip * work.strips + c.stored_strip * work.stored_strips) / (bandwidth * flying / (flying + c.flying))
     if (work.held == 1 or not work.products) and ahead == 1 and not (config.persistent and config.stages_of) and full:
         moving += c.exposed * full * alone / work.held  # nothing is loaded while the program computes, or less
-    took = c.launch + _overlapped(computing, moving, c.sharp)
+    took = c.launch + _overlapped(computing, moving, c.sharp) * (COMPUTED if work.computed and work.rows else 1.0)
     if work.merged:
         took += work.merges * c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts
     if work.fetched:
@@ -112,7 +117,7 @@ def _overlapped(a: float, b: float, sharp: float) -> float:
 def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
     """Return the microseconds of a multiprocessor that one program takes."""
     computing = work.heavy / c.special + work.light / c.plain
-    loading = (work.moved + work.written + 2 * work.added) / c.l2_rate + _requests(work, c) / c.request_rate
+    loading = (work.moved + work.written + 2 * work.added) / c.l2_rate + _requests(work, c) / c.request_rate + work.short_stores / c.store_rate
     if not work.rows:
         loading *= c.passed if config.stages_of and not work.products else 1.0
         return _overlapped(computing, loading, c.inner) * (1 + c.spills * (work.spilled - 1))

@@ -61,10 +61,10 @@ KINDS = (
     Kind("scans", scan_configs),
     Kind("picked sums", picked_sum_configs),
     Kind("product and row reduction", swept_configs),
+    Kind(BOTH, _only(row_column_tiles)),
     Kind("chained products", chain_configs),
     Kind("matrix-vector products", matrix_vector_configs),
     Kind("products", product_configs),
-    Kind(BOTH, _only(row_column_tiles)),
     Kind(ROWS, _only(row_tiles)),
 )
 RULES = (

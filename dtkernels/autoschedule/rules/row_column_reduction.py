@@ -18,6 +18,7 @@ from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig, Sizes
 from ..problem import SchedulingProblem, whole_parts
+from .product_sides import sides
 from .reduction import approximations
 
 WARPS, SHARES, EACH = (4, 8, 16), (0.5, 1, 2), (4, 32)  #: of candidates: warps, parts relative to the usual ones, elements of a thread at least and at most
@@ -33,12 +34,14 @@ def row_column_tiles(shape: SchedulingProblem, root: str, members: list[str]) ->
     labels, down = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
     sums = [m for m in members if set(reduction_labels(shape.algorithm, m)) & set(labels)]
     along = {label for m in sums for label in reduction_labels(shape.algorithm, m)}
-    plain = not any(shape.dots(m) for m in members)
+    plain = not any(_multiplies_matrices(shape, m) or _is_chained(shape, m, members) for m in members)
     if not down or not along or not along <= set(labels) or not plain or any(set(shape.algorithm[m].labels) - {*down, *labels} for m in sums):
         return None
     width = 1
     for label in along:
         width *= next_power_of_two(shape.sizes[label])
+    if width > STEP and any(map(shape.dots, members)):  # 27.8 us for rows of 7250, two kernels 22.8; 14.7 and 16.5 for rows of 462, on an H100
+        return None
     rows = min(next_power_of_two(shape.sizes[down[-1]]), max(1, STEP // width))
     read, held = _row_sized_values(shape, members, along, down)
     threads = {warps: warps * shape.target.warp_size for warps in (8, 16)}
@@ -51,6 +54,16 @@ def row_column_tiles(shape: SchedulingProblem, root: str, members: list[str]) ->
     loop = ((down[-1], min(STAGES, ahead + 1)),) if ahead else ()
     shared = _split_rows(shape, {label: tile[label] for label in down}, shape.programs(block), 16 // warps)
     return shape.config(root, block, tile, warps, 3, split=shared, stages_of=loop, approximations=approximations(shape, members))
+
+
+def _multiplies_matrices(shape: SchedulingProblem, func: str) -> bool:
+    """Return whether ``func`` has a product with several rows and several columns."""
+    return any(all(shape.several(side) for side in sides(shape, func, dot)) for dot in shape.dots(func))
+
+
+def _is_chained(shape: SchedulingProblem, func: str, members: list[str]) -> bool:
+    """Return whether ``func`` is a product of what another product of the kernel makes."""
+    return bool(shape.dots(func)) and any(f != func and f in members and shape.dots(f) for f in shape.algorithm.needed_by((func,)))
 
 
 def row_column_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:

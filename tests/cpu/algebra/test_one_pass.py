@@ -8,7 +8,7 @@ from op_cases import MAKERS, normal
 
 import dtkernels
 from dtkernels.algebra.pipeline import prepare_algorithm
-from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.autoschedule.default_schedule import schedules
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
 
@@ -48,9 +48,9 @@ CASES = [(n, s) for n in PROGRAMS for s in SIZES if s[0] or "largest" not in n] 
 
 @pytest.mark.parametrize("name, sizes", CASES, ids=str)
 def test_programs_of_row_and_column_sums_agree_with_float64(name, sizes):
-    """By the default schedule, which is one pass wherever rows are few enough to be held, and there are any."""
+    """By the first way to fuse, which is one pass wherever rows are few enough to be held, and there are any."""
     algorithm = prepare_algorithm(parse(PROGRAMS[name] + " f.compile(); c.compile();").algorithm, ("f", "c"))
-    schedule = default_schedule(algorithm, ("f", "c"), dict(zip("xy", sizes)), 4, target("h200"))
+    schedule = next(schedules(algorithm, ("f", "c"), dict(zip("xy", sizes)), 4, target("h200")))
     assert ("f.fuse_at(c, x);" in str(schedule)) == (0 not in sizes) and "c.tensorize(x:" in str(schedule)
     (x, y), kernel = sizes, dtkernels.compile(f"{algorithm}\n{schedule}")
     a, b, w = (normal(*s, dtype=torch.float32, device="cpu", seed=i) for i, s in enumerate(((x, y), (x, y), (y,))))
@@ -61,6 +61,25 @@ def test_programs_of_row_and_column_sums_agree_with_float64(name, sizes):
         assert got.shape == want.shape
         scale = max(want.abs().max().item(), 1.0) if want.numel() else 1.0
         assert (got.double() - want).abs().amax().item() <= 8 * EPS * max(x, y) ** 0.5 * scale if want.numel() else True
+
+
+ONE_TERM = """Func g, a, b; In A, B, d, c; Var x, y, k; g[x, y] = d[x, y] * (c[x, y] * (1 - c[x, y]));
+a[x, k] = rdot(g[x, y], B[k, y], y); b[k, y] = rdot(g[x, y], A[x, k], x); a.compile(); b.compile();"""
+
+
+@pytest.mark.parametrize("x, y", [(2, 3), (417, 462), (130, 100), (37, 1030)])
+def test_gradients_of_a_sum_of_one_term_agree_with_float64(x, y):
+    """Both are sums of the same elements, along rows and down columns: the first way to fuse has one kernel."""
+    algorithm = prepare_algorithm(parse(ONE_TERM).algorithm, ("a", "b"))
+    schedule = next(schedules(algorithm, ("a", "b"), {"x": x, "y": y, "k": 1}, 4, target("h200")))
+    assert "a.fuse_at(b, x);" in str(schedule)
+    given = {n: normal(*s, dtype=torch.float32, device="cpu", seed=i) for i, (n, s) in enumerate({"A": (x, 1), "B": (1, y), "d": (x, y), "c": (x, y)}.items())}
+    left, right, d, c = (t.double() for t in given.values())
+    g = d * (c * (1 - c))
+    for got, want in zip(dtkernels.compile(f"{algorithm}\n{schedule}").b(**given), (g @ right.T, g.T @ left)):
+        want = want if got.shape == want.shape else want.T
+        assert got.shape == want.shape
+        assert (got.double() - want).abs().max().item() <= 8 * EPS * max(x, y) ** 0.5 * max(want.abs().max().item(), 1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

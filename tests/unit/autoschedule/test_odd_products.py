@@ -27,7 +27,7 @@ def backward(x, y, k):
     return Program(algorithm, default_schedule(algorithm, outputs, {"x": x, "y": y, "k": k}, 2, H200))
 
 
-@pytest.mark.parametrize("sizes, staged", [((4097, 4097, 4097), ("A", "B")), ((4095, 4097, 1000), ("B", "A")), ((4095, 4096, 1001), ("A",))])
+@pytest.mark.parametrize("sizes, staged", [((4097, 4097, 4097), ("A", "B")), ((4095, 4097, 1000), ("B",)), ((4095, 4096, 1001), ("A",))])
 def test_operands_without_aligned_rows_are_read_from_copies(sizes, staged):
     program = forward(*sizes)
     assert program.schedule.names("f", "stage") == staged and set(program.schedule.names("f", "descriptor")) >= {"A", "B"}

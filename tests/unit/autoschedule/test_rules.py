@@ -145,3 +145,15 @@ def test_a_sum_of_one_step_loads_nothing_ahead():
         problem = SchedulingProblem(prepare_algorithm(parse(text).algorithm, ("f",)), ("f",), {"b": 64, "x": 4096, "y": 64, "k": k}, 2, target("h100"))
         found = [c for c in registry.proposals(problem, "f", ["f"]) if not c.persistent]
         assert max(c.stages for c in found) == most or k > 64 and max(c.stages for c in found) > 2
+
+
+ONE_TERM = """Func g, a, b; In A, B, d, c; Var x, y, k; g[x, y] = d[x, y] * (c[x, y] * (1 - c[x, y]));
+a[x, k] = rdot(g[x, y], B[k, y], y); b[k, y] = rdot(g[x, y], A[x, k], x);"""
+
+
+@pytest.mark.parametrize("terms, columns, together", [(1, 462, True), (1, 7250, False), (2, 462, False)], ids=["one", "long rows", "two"])
+def test_gradients_of_a_sum_of_one_term_read_their_operand_once(terms, columns, together):
+    """With one term both are sums of the same elements, along rows and down columns."""
+    algorithm = prepare_algorithm(parse(ONE_TERM).algorithm, ("a", "b"))
+    found = default_schedule(algorithm, ("a", "b"), {"x": 417, "y": columns, "k": terms}, 2, H200).fused()
+    assert ("a" in found and found["a"][0] == "b") == together
