@@ -33,6 +33,7 @@ MAY_REFUSE = (
 )  # fmt: skip
 
 
+NOISE = 1e-14  #: of torch.autograd in float64, where terms of about 1 cancel: ours may be exactly 0 there
 MOST_STEPS = 5000  #: loads and stores of a case in the interpreter, which takes about a millisecond for each and what is around it
 
 
@@ -189,7 +190,7 @@ def _gradients(case: Case, leaves: dict[str, torch.Tensor], results: Sequence[tu
         if (got.dtype, got.shape) != (leaf.dtype, leaf.shape):
             raise Wrong(f"gradient of {name} is {got.dtype} {tuple(got.shape)}")
         error = bounds[name].reshape(exact.shape) if name in bounds else np.zeros(exact.shape)
-        error = np.where(np.isfinite(exact) & ~np.isnan(error), error, np.inf)
+        error = np.where(np.isfinite(exact) & ~np.isnan(error), error + NOISE, np.inf)
         value = Value((), exact, error)
         if name in SCALARS:  # the gradient of a number is stored in the dtype of inputs or results
             coarsest = max((*_dtypes(case).values(), *(dtype_name(r) for _, r in results)), key=STEP.__getitem__)

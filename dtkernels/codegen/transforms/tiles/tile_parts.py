@@ -185,7 +185,7 @@ class _Cut:
             case Position(axis) if axis == self.axis and part is not None:
                 return Position(part)
             case Start(axis) if axis == self.axis:
-                return Start(self.parts[0])
+                return Position(self.parts[0]) if self.parts[0].scalar else Start(self.parts[0])
             case Local(name, axes) if part is not None and self.axis in axes:
                 return replace(tile, name=self._name(name, part), axes=self._axes(axes, part))
             case Guard(arg, axes) if part is not None and self.axis in axes:
