@@ -86,8 +86,8 @@ def _helion(work: Workload) -> Callable | None:
         assert spec is not None and spec.loader is not None
         sys.modules[spec.name] = loaded = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(loaded)
-    except (ImportError, OSError) as problem:
-        raise Missing(f"helion or {path} is missing ({problem})") from None
+    except (ImportError, AttributeError, OSError) as problem:  # AttributeError: a helion that is older than its folder
+        raise Missing(f"no helion that fits {path} and torch {torch.__version__} ({problem})") from None
     return partial(form, getattr(loaded, module))
 
 
