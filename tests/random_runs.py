@@ -27,7 +27,7 @@ MAY_REFUSE = (
     "fuse_at a loop inside which its labels are bound", "what is stored", "a loop is unrolled or has specialised warps",
     "a kernel has clusters or specialised warps", "ping_pong needs", "descriptor", "specialize_warps needs", "specialize_warps names a loop", "unroll names a loop", "two_tiles names a label",
     "stages names a loop", "split", "block(", "one label of a kernel", "stage names an input", "align is for", "parts_at", "accumulate_at", "tail is for", "stream is for", "a tail cuts",
-    "store", "evict names a tensor",  # which a parameter leaves out
+    "merge names labels of the result, or labels of one sum", "store", "evict names a tensor",  # which a parameter leaves out
     "a tile of a product is", "a scan runs along one tile",
     "approximate(", "map walks the blocks of labels", "tensorize is of the Func whose loop it is",  # which the algebra, or another Func's loop, leaves without effect
 )  # fmt: skip
