@@ -66,3 +66,14 @@ def test_a_loop_over_labels_of_a_sum_and_of_its_place_is_refused():
     with pytest.raises(DTError, match="accumulate_at: a merged loop goes over labels of f"):
         dtkernels.compile("""Func g, f; In A; Var x; RVar y, z; g[x, y, z] = exp(A[x, y, z]); f[x] = rsum(g[x, y, z], y, z);
         g.merge(p, x, y); g.block(z:1); g.tensorize(p:0); f.accumulate_at(g, z); g.compile(); f.compile();""")
+
+
+@pytest.mark.parametrize("tile", [0, 4])
+def test_merged_labels_of_a_sum_are_taken_at_once(tile):
+    check(f"Func f; In A, B; Var x; RVar y, z; f[x] = rsum(A[x, y, z] * B[z], y, z); f.merge(p, z, y); f.tensorize(p:{tile}); f.block(x:1);", rand(5, 3, 4), rand(4, seed=1))
+
+
+def test_tiles_in_parts_add_up_across_the_loops_of_a_mask():
+    """Between the masked loops is one that passes no extent, whose axis is another one of the same label."""
+    check("""Func g, f; In A, B; Var x; RVar y; g[x] = rsum(where(y <= x and x - y < 32, exp(A[x, y]), 0), y); f[x, y] = g[x] + B[x, y];
+    g.fuse_at(f, x); f.block(x:4, y:12); f.tensorize(x:4, y:12);""", rand(40, 40), rand(40, 40, seed=1))  # fmt: skip
