@@ -299,13 +299,15 @@ def _prefetching(shape: SchedulingProblem, block: dict[str, int], tile: dict[str
 def approximations(shape: SchedulingProblem, members: list[str]) -> Pairs:
     """Return the GPU's own instructions where results of 16 bits hide their error.
 
-    Not where a constant cancels most of the value, as in 1 + tanh(x).
+    Not where a constant cancels most of the value, as in 1 + tanh(x), nor in what a cast keeps in 32 bits.
     """
     nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
     used = {n.fn for n in nodes if isinstance(n, ex.Call)}
     for n in (n for n in nodes if isinstance(n, ex.Binary) and n.op in "+-"):
         sides = (n.left, n.right)
         used -= {s.fn for s in sides if isinstance(s, ex.Call) and any(isinstance(other, ex.Const) for other in sides)}
+    wide = [e for m in members if isinstance(e := shape.algorithm[m].expr, ex.Cast) and e.dtype == "fp32"]
+    used -= {n.fn for e in wide for n in e.walk() if isinstance(n, ex.Call)}
     known = shape.itemsize == 2 and shape.target.backend == "cuda" and isinstance(shape.target.arch, int) and shape.target.arch >= 75
     return tuple((f, "") for f in APPROXIMATIONS if f in used) if known else ()
 
