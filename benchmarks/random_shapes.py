@@ -79,7 +79,7 @@ class Run:
         """Measure each op and direction for its share of the time left; what one does not use, the others get."""
         cells = [(op, direction) for op in self.options.ops for direction in self.options.directions]
         if self.options.jobs:
-            sizes = [(op, size.shape, direction) for op, direction in cells for size in self._sizes(op)]
+            sizes = [(op, size.shape, self.options.dtype, direction) for op, direction in cells for size in self._sizes(op)]
             done = self.bench.prepare(sizes, self.options.jobs, self.options.seconds / 2)
             print(f"compiled {done} of {len(sizes)} sizes before timing", flush=True)
         for i, (op, direction) in enumerate(cells):
@@ -99,7 +99,7 @@ class Run:
 
     def _measured(self, op: str, direction: str, size: domains.Size) -> dict:
         try:
-            found = self.bench.measure(op, size.shape, direction, max(self.end + GRACE - time.monotonic(), 1.0))
+            found = self.bench.measure(op, size.shape, self.options.dtype, direction, max(self.end + GRACE - time.monotonic(), 1.0))
         except Exception as problem:  # in measuring, not in ours
             found = {"us": {}, "errors": {}, "notes": {}, "skipped": said(problem)}
         found = {"op": op, "direction": direction, "shape": size.shape, "stratum": size.stratum, **ratios.compared(found)}
@@ -161,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
     from sampling.regret import RegretSearch
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as by Ctrl-C
-    bench, searcher, broken = Bench(options.peers, options.dtype), None, False
+    bench, searcher, broken = Bench(options.peers), None, False
     try:
         searcher = RegretSearch(options.dtype) if options.regret else None
         run = Run(options, bench, searcher, versions(options))

@@ -1,12 +1,15 @@
 """How good is ours at the sizes that other projects publish their figures for? The sweeps of Liger, Helion and TritonBench.
 
     python benchmarks/sweeps.py --jobs 14 --seconds 540 --json sweeps.json     forward and backward beside eager, compile and Liger
+    python benchmarks/sweeps.py --resume sweeps.json --json sweeps.json         the cases that the run before did not reach
     python benchmarks/sweeps.py --only 'Helion softmax' --directions forward
     python benchmarks/sweeps.py --list                                          the sizes and their sources; needs no GPU
 
-Sizes are taken in turns from all sweeps, the first, the middle and the quarters of each before what lies between, so that a run that ends
-early has seen all of each range. Cold L2, replays of CUDA graphs in rotated order, every result of ours checked against float64. A size runs
-in a process of its own. The dtype is the source's; where the source leaves it to an option, bfloat16. Exit status 1: ours was wrong or failed.
+Sizes are taken in turns from all sweeps: both ends of each, the middle, the quarters, then what lies between. A run that ends early has seen
+every sweep over its whole range. The same order holds for compiling, which has a part of the time. Cold L2, replays of CUDA graphs in rotated
+order, every result of ours checked against float64. A size runs in a process of its own. The dtype is the source's; where the source leaves it
+to an option, bfloat16. Helion's tuned kernels are a peer where helion is installed and HELION_PRETUNED_KERNELS names the folder pretuned_kernels
+of its repository. Exit status 1: ours was wrong or failed.
 """
 
 from __future__ import annotations
@@ -25,14 +28,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [p for p in (str(ROOT), str(ROOT / "tools"), str(ROOT / "benchmarks")) if p not in sys.path]
 
-from common.cli_types import Parser, at_least, file_to_write, pattern, some_of, within  # noqa: E402
+from common.cli_types import Parser, at_least, file_to_write, pattern, read_text, some_of, within  # noqa: E402
 from sampling import ratios  # noqa: E402
 
 DIRECTIONS = ("forward", "backward")
-PEERS = ("eager", "compile", "compile-max", "liger", "sdpa", "cudnn", "fa2", "flex")
-USUAL = ("eager", "compile", "liger", "sdpa", "cudnn")
+PEERS = ("eager", "compile", "compile-max", "liger", "helion", "sdpa", "cudnn", "fa2", "flex")
+USUAL = ("eager", "compile", "liger", "helion", "sdpa", "cudnn")
 GRACE = 20.0  #: seconds that a size may take beyond the end
-COMPILING = 0.5  #: the most of the time that goes to compiling before the first size is timed
+COMPILING = 0.35  #: the most of the time that goes to compiling before the first size is timed: with 15 processes 700 cases took 160 s, and 42 to time 100
 
 # -- the sizes ----------------------------------------------------------------------------------------------------------
 
@@ -131,6 +134,21 @@ def cases(only: re.Pattern, directions: tuple[str, ...]) -> list[Case]:
     return [case for case in found if only.search(case.title)]
 
 
+def case_of(found: dict) -> Case:
+    """Return the case that was measured."""
+    return Case(found["op"], found["shape"], found["dtype"], found["direction"], tuple(found["suites"]))
+
+
+def earlier(text: str) -> list[dict]:
+    """Accept a file of --json; return what was measured, without the sizes for which there was no time or memory."""
+    try:
+        found = [one for one in json.loads(read_text(Path(text)))["sizes"] if "skipped" not in one]
+        [case_of(one) for one in found]
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise argparse.ArgumentTypeError(f"{text}: not written by sweeps.py --json: {type(problem).__name__}: {problem}") from None
+    return found
+
+
 def listed(found: list[Case]) -> str:
     """Format the sweeps with their sources, then the cases."""
     lines = [f"{s.suite} {s.op} {s.dtype}: {len(s.shapes)} sizes, {s.source}{f' ({s.note})' if s.note else ''}" for s in SWEEPS]
@@ -141,36 +159,31 @@ def listed(found: list[Case]) -> str:
 
 
 class Run:
-    """Measure cases until the time is over. ``make``: makes what measures cases of a dtype (measuring.Bench)."""
+    """Measure cases until the time is over. ``bench``: measures one (measuring.Bench); ``known``: what an earlier run found."""
 
-    def __init__(self, options: argparse.Namespace, todo: list[Case], about: dict, make):
-        self.options, self.todo, self.about, self.make = options, todo, about, make
-        self.begin, self.found = time.monotonic(), list[dict]()
+    def __init__(self, options: argparse.Namespace, todo: list[Case], about: dict, bench, known: list[dict] | None = None):
+        self.options, self.about, self.bench = options, about, bench
+        self.begin, self.found = time.monotonic(), list(known or [])
+        seen = {case_of(one) for one in self.found}
+        self.todo = [case for case in todo if case not in seen]
 
     def go(self) -> None:
-        """Take one dtype after another, each for its share of the time."""
-        share, spent = self.options.seconds / max(len(self.todo), 1), 0.0
-        for dtype in dict.fromkeys(case.dtype for case in self.todo):
-            own = [case for case in self.todo if case.dtype == dtype]
-            spent += share * len(own)
-            bench = self.make(self.options.peers, dtype)
-            try:
-                for one in self._measured(bench, own, self.begin + spent):
-                    self._take(one)
-            finally:
-                bench.close()
-
-    def _measured(self, bench, own: list[Case], until: float) -> Iterator[dict]:
+        """Compile what fits a part of the time, then measure in the same order."""
+        until = self.begin + self.options.seconds
         if self.options.jobs:
-            sizes = [(case.op, case.shape, case.direction) for case in own]
-            done = bench.prepare(sizes, self.options.jobs, COMPILING * (until - time.monotonic()))
-            print(f"compiled {done} of {len(sizes)} cases before timing", flush=True)
-        for i, case in enumerate(own):
+            sizes = [(case.op, case.shape, case.dtype, case.direction) for case in self.todo]
+            done = self.bench.prepare(sizes, self.options.jobs, COMPILING * self.options.seconds)
+            print(f"compiled {done} of {len(sizes)} cases before timing, {time.monotonic() - self.begin:.0f} s", flush=True)
+        for one in self._measured(until):
+            self._take(one)
+
+    def _measured(self, until: float) -> Iterator[dict]:
+        for i, case in enumerate(self.todo):
             if time.monotonic() >= until:
-                print(f"sweeps: out of time before {len(own) - i} of {len(own)} cases of {case.dtype}", file=sys.stderr)
+                print(f"sweeps: out of time before {len(self.todo) - i} of {len(self.todo)} cases; --resume goes on", file=sys.stderr)
                 return
             try:
-                found = bench.measure(case.op, case.shape, case.direction, until + GRACE - time.monotonic())
+                found = self.bench.measure(case.op, case.shape, case.dtype, case.direction, until + GRACE - time.monotonic())
             except Exception as problem:  # in measuring, not in ours
                 found = {"us": {}, "errors": {}, "notes": {}, "skipped": f"{type(problem).__name__}: {problem}"}
             about = {"op": case.op, "direction": case.direction, "shape": case.shape, "stratum": f"{'+'.join(case.suites)} {case.dtype}"}
@@ -189,7 +202,13 @@ class Run:
             for suite in one["suites"] if "ratio" in one else ():
                 cells.setdefault((suite, one["op"], one["direction"]), []).append(one["ratio"])
         lines = [f"{suite:12} {op:14} {direction:9}{ratios.Ratios.of(found)}" for (suite, op, direction), found in sorted(cells.items())]
-        return "\n".join([f"{len(self.found)} of {len(self.todo)} cases; fastest peer / ours:", *lines, "", ratios.report(self.found) if self.found else ""])
+        return "\n".join([f"{len(self.found)} cases; fastest peer / ours:", *lines, "", ratios.report(self.found) if self.found else ""])
+
+
+def stop(*_: object) -> None:
+    """End the run as by Ctrl-C, once: ``timeout`` sends its signal to the process and to its group."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -202,6 +221,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=at_least(1), default=max(1, (os.cpu_count() or 2) - 2), metavar="N", help="processes that compile before the first case is timed")
     parser.add_argument("--list", action="store_true", help="print sizes and sources, and end; needs no GPU")
     parser.add_argument("--json", type=file_to_write, help="write everything here, after each case")
+    parser.add_argument("--resume", type=earlier, default=[], metavar="JSON", help="what --json wrote: leave these cases out, and sum them up too")
     options = parser.parse_args(argv)
     if not (todo := cases(options.only, options.directions)):
         parser.error(f"--only: no case has {options.only.pattern!r} in its title; --list prints them")
@@ -215,13 +235,16 @@ def main(argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("sweeps: no GPU: torch.cuda.is_available() is False; --list needs none", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as by Ctrl-C
-    run, broken = Run(options, todo, {**bench.versions(), "seconds": options.seconds}, Bench), False
+    signal.signal(signal.SIGTERM, stop)
+    measuring = Bench(options.peers)
+    run, broken = Run(options, todo, {**bench.versions(), "seconds": options.seconds}, measuring, options.resume), False
     try:
         run.go()
     except (KeyboardInterrupt, SystemExit) as problem:  # asked to stop, or the measuring process does not start again
         broken = True
         print(f"\nsweeps: stopped early: {type(problem).__name__} {problem}", file=sys.stderr)
+    finally:
+        measuring.close()
     print(run.text(), flush=True)
     return 1 if broken or any(map(ratios.is_fault, run.found)) else 0
 

@@ -263,8 +263,10 @@ class _Evaluation:
             decides = (truth.v == (kind == "any")) & (truth.e == 0)  # one that surely decides
             return Value(kept, v, np.where(decides.any(axis=axes), 0.0, truth.e.max(axis=axes, initial=0.0)))
         if kind == "prod":
-            largest = (np.abs(np.where(np.isfinite(v), v, 0)) + e).prod(axis=axes)
-            return Value(kept, *_settled(v.prod(axis=axes), largest * ((1 + 2 * U) ** (count + 8)) - np.abs(v).prod(axis=axes), [e.max(axis=axes, initial=0.0)]))
+            size = np.abs(np.where(np.isfinite(v), v, 0)) + e
+            error = size.prod(axis=axes) * ((1 + 2 * U) ** (count + 8)) - np.abs(v).prod(axis=axes)
+            overflows = np.maximum(size, 1).prod(axis=axes) > LARGEST["float32"]  # in some order of the factors, and a zero among them then makes a NaN
+            return Value(kept, *_settled(v.prod(axis=axes), np.where(overflows, np.inf, error), [e.max(axis=axes, initial=0.0)]))
         if kind in ("max", "min"):
             start = -np.inf if kind == "max" else np.inf
             reduced = (np.max if kind == "max" else np.min)(v, axis=axes, initial=start)
@@ -274,6 +276,8 @@ class _Evaluation:
         error = e.sum(axis=axes) + (count + 8) * U * size
         if kind == "mean":
             total, error = total / count, error / max(count, 1) + U * np.abs(total / max(count, 1))
+        both = np.isnan(total) & ~np.isnan(v).any(axis=axes)  # infinities of both signs: of an infinite factor that leaves the sum an infinity is left
+        total, error = np.where(both, 0.0, total), np.where(both, np.inf, error)
         return Value(kept, *_settled(total, error, [e.max(axis=axes, initial=0.0)]))
 
     def _scan(self, scan: ex.Scan) -> Value:

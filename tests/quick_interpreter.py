@@ -5,6 +5,8 @@ and is seen as a wrong result or, with tests/bounds.py, as an access outside the
 at every step, one of the constants of its shape for every value, and holds the size of every value against that of its type. For every launch,
 and every call of a function like tl.sum in one, it looks up the functions of triton.language and puts its own in their place. And it
 takes a kernel's source apart twice, once for the number of a line.
+
+One thing is mended: it makes the bits of an integer those of a bfloat16, where a GPU makes the number.
 """
 
 import inspect
@@ -31,9 +33,23 @@ def install() -> None:
 
     interpreter._get_np_dtype = remembered
     interpreter.TensorHandle.__post_init__ = lambda self: None
+    _mend_bfloat16_of_integers(interpreter.InterpreterBuilder, tl)
     _share_shapes(tl.core)
     _patch_once(interpreter, tl)
     interpreter.FunctionRewriter._get_jit_fn_file_line = lambda rewriter: _place_of(rewriter.fn.__code__)
+
+
+def _mend_bfloat16_of_integers(builder, tl) -> None:
+    """Convert integers to bfloat16 by way of float32."""
+    cast = builder.cast_impl
+
+    def to_fp(self, src, dst_type):
+        if dst_type.scalar == tl.bfloat16:
+            wide = tl.block_type(tl.float32, dst_type.shape) if dst_type.is_block() else tl.float32
+            src = cast(self, src, wide)
+        return cast(self, src, dst_type)
+
+    builder.create_si_to_fp = builder.create_ui_to_fp = to_fp
 
 
 def _place_of(code) -> tuple[str, int]:

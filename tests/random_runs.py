@@ -27,12 +27,13 @@ MAY_REFUSE = (
     "fuse_at a loop inside which its labels are bound", "what is stored", "a loop is unrolled or has specialised warps",
     "a kernel has clusters or specialised warps", "ping_pong needs", "descriptor", "specialize_warps needs", "specialize_warps names a loop", "unroll names a loop", "two_tiles names a label",
     "stages names a loop", "split", "block(", "one label of a kernel", "stage names an input", "align is for", "parts_at", "accumulate_at", "tail is for", "stream is for", "a tail cuts",
-    "store", "evict names a tensor",  # which a parameter leaves out
+    "merge names labels of the result, or labels of one sum", "store", "evict names a tensor",  # which a parameter leaves out
     "a tile of a product is", "a scan runs along one tile",
     "approximate(", "map walks the blocks of labels", "tensorize is of the Func whose loop it is",  # which the algebra, or another Func's loop, leaves without effect
 )  # fmt: skip
 
 
+NOISE = 1e-14  #: of torch.autograd in float64, where terms of about 1 cancel: ours may be exactly 0 there
 MOST_STEPS = 5000  #: loads and stores of a case in the interpreter, which takes about a millisecond for each and what is around it
 
 
@@ -189,7 +190,7 @@ def _gradients(case: Case, leaves: dict[str, torch.Tensor], results: Sequence[tu
         if (got.dtype, got.shape) != (leaf.dtype, leaf.shape):
             raise Wrong(f"gradient of {name} is {got.dtype} {tuple(got.shape)}")
         error = bounds[name].reshape(exact.shape) if name in bounds else np.zeros(exact.shape)
-        error = np.where(np.isfinite(exact) & ~np.isnan(error), error, np.inf)
+        error = np.where(np.isfinite(exact) & ~np.isnan(error), error + NOISE, np.inf)
         value = Value((), exact, error)
         if name in SCALARS:  # the gradient of a number is stored in the dtype of inputs or results
             coarsest = max((*_dtypes(case).values(), *(dtype_name(r) for _, r in results)), key=STEP.__getitem__)

@@ -8,6 +8,7 @@ import math
 from oracle import host
 from random_programs import ELEMENTS, Builder
 
+from dtkernels.codegen.lower.merged_labels import grouped
 from dtkernels.lang import Algorithm, Primitive, Schedule
 from dtkernels.lang import expr as ex
 from dtkernels.lang.schedule import Grouped, Named, Share, Sized
@@ -21,6 +22,7 @@ class Scheduler:
     def __init__(self, builder: Builder, algorithm: Algorithm):
         self.b, self.algorithm, self.pick, self.chance = builder, algorithm, builder.pick, builder.chance
         self.several, self.permuted = builder.several, builder.permuted
+        self.merges: dict[str, dict[str, tuple[str, ...]]] = {}  #: of each kernel, what is drawn for ``merge``
 
     def schedule(self) -> Schedule:
         match self.b.form:
@@ -174,6 +176,8 @@ class Scheduler:
     def kernel(self, root: str, members: list[str]) -> list[Primitive]:
         algorithm, own = self.algorithm, self.algorithm[root].labels
         labels = tuple(dict.fromkeys(label for m in [root, *members] for label in (*algorithm[m].labels, *reduced(algorithm, m))))
+        merged = self.merges[root] = self.merged(root, members)
+        labels, own = grouped(labels, merged), grouped(own, merged)
         tiles = {label: self.pick([1, 2, 4, 8, 16, 0]) for label in labels}
         while math.prod(self.width(label, tile) for label, tile in tiles.items()) > ELEMENTS:
             label = max(labels, key=lambda label: self.width(label, tiles[label]))
@@ -194,7 +198,21 @@ class Scheduler:
             statements.append(Primitive(root, "reorder", tuple(self.permuted(own + named))))
         loops = self.loops(root, members, labels, tiles)
         launch = [p for p in self.launch(root) if all(p.name != q.name for q in loops)]  # a thing is said once
+        statements += [Primitive(root, "merge", (name, *parts)) for name, parts in merged.items()]
         return statements + launch + loops + self.memory(root, members)
+
+    def merged(self, root: str, members: list[str]) -> dict[str, tuple[str, ...]]:
+        """Labels of a result, or of its only sum, that one loop goes over; of kernels without fused Funcs, whose loops they are too."""
+        sums = [n for n in self.algorithm[root].expr.walk() if isinstance(n, (ex.Reduce, ex.Dot))]
+        own, over = self.algorithm[root].labels, reduced(self.algorithm, root)
+        groups = [tuple(x for x in own if x not in over), tuple(x for x in over if x not in own and len(sums) == 1)]
+        groups = [labels for labels in groups if len(labels) > 1]
+        if not groups or set(members) - {root} or not self.chance(3):
+            return {}
+        parts = tuple(self.permuted(self.several(self.pick(groups), 2, 3)))
+        name = f"{root}_p"
+        self.b.sizes[name] = math.prod(self.b.sizes[label] for label in parts)
+        return {name: parts}
 
     def launch(self, root: str) -> list[Primitive]:
         numbers = {"num_warps": [1, 2, 4, 8], "num_stages": [1, 2, 4], "maxnreg": [64, 168], "cluster": [1, 2, 4]}
@@ -204,7 +222,7 @@ class Scheduler:
     def loops(self, root: str, members: list[str], labels: tuple[str, ...], tiles: dict[str, int]) -> list[Primitive]:
         """Words on single loops: mostly on loops that are there, now and then on any label."""
         looped = [label for label in labels if tiles[label] != 0]
-        summed = [label for m in members for label in reduced(self.algorithm, m) if tiles[label] != 0]
+        summed = [label for m in members for label in grouped(reduced(self.algorithm, m), self.merges[root]) if tiles[label] != 0]
         where = labels if self.chance(10) else looped
         found = [Primitive(root, name, (Sized(self.pick(where), self.pick([1, 2, 3])),)) for name in ("stages", "unroll") if where and self.chance(6)]
         if labels and self.chance(6):
@@ -224,7 +242,8 @@ class Scheduler:
 
     def within(self, func: str, members: list[str]) -> set[str]:
         """Labels that a word on ``func`` may name."""
-        return {label for m in (members if func == members[-1] else [func]) for label in (*self.algorithm[m].labels, *reduced(self.algorithm, m))}
+        merged = self.merges[members[-1]]
+        return {x for m in (members if func == members[-1] else [func]) for x in (*grouped(self.algorithm[m].labels, merged), *grouped(reduced(self.algorithm, m), merged))}
 
     def memory(self, root: str, members: list[str]) -> list[Primitive]:
         read = dict.fromkeys(a.tensor for m in members for a in ex.accesses(self.algorithm[m].expr) if a.tensor in self.algorithm.inputs)

@@ -41,13 +41,9 @@ def by_hand(op: str) -> dict[str, Callable]:
 class Finalists(Preparer):
     """Handle (op, shape, dtype, problem, peers, schedules): microseconds by name, and what is to be said of those without."""
 
-    def __call__(self, task: tuple) -> dict:
-        self.dtype = bench.DTYPES[task[2]]
-        return super().__call__(task)
-
     def measure(self, op: str, shape: str, dtype: str, work: TuningProblem, names: tuple[str, ...], schedules: dict[str, str]) -> dict:  # type: ignore[override]
         """Time everything in rotation; results of ours and of peers are checked, those of ``schedules`` were before."""
-        load = workloads.at(op, shape, self.dtype)
+        load = workloads.at(op, shape, bench.DTYPES[dtype])
         inputs = load.make()
         implementations, notes = peer_module.implementations(load, peers_of(op, names))
         ready: dict[str, Callable] = {}
@@ -88,15 +84,15 @@ class PeerPreparer(Preparer):
     """Handle (dtype, op, shape, peers): compile them, for a later process."""
 
     def __call__(self, task: tuple) -> dict:
-        self.dtype = bench.DTYPES[task[0]]
-        return super().__call__((*task[1:3], "forward", task[3]))
+        dtype, op, shape, peers = task
+        return super().__call__((op, shape, dtype, "forward", peers))
 
 
 def make_finalists(index: int, stage: str) -> Finalists:
     """Make the handler of the process that times."""
-    return Finalists("bf16", stage)
+    return Finalists(stage)
 
 
 def make_peer_preparer(index: int) -> PeerPreparer:
     """Make the handler of a process that only compiles."""
-    return PeerPreparer("bf16", os.devnull)
+    return PeerPreparer(os.devnull)

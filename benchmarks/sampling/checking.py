@@ -70,7 +70,7 @@ def truth(work: workloads.Workload, inputs: tuple, direction: str, grads: tuple)
     """Return (the right outputs or gradients of ``work.part``, the dtype they were computed in); (None, "none") without memory for either."""
     for dtype in (torch.float64, torch.float32):
         try:
-            given = tuple(t.to(dtype) for t in work.part(inputs))
+            given = tuple(t.to(dtype) if t.is_floating_point() else t for t in work.part(inputs))
             asked = tuple(g.to(dtype) for g in work.part(grads))
             if work.op == "attention":
                 found = attention(*given, causal=work.about["causal"], grad=asked[0] if direction == "backward" else None)

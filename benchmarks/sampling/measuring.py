@@ -48,8 +48,8 @@ def one_line(problem: BaseException) -> str:
 class Measurer:
     """Handle the sizes that ``Bench`` sends. ``stage``: a file for the name of what is running, which outlives the process."""
 
-    def __init__(self, dtype: str, stage: str):
-        self.dtype, self.stage = bench.DTYPES[dtype], Path(stage)
+    def __init__(self, stage: str):
+        self.stage = Path(stage)
         torch._dynamo.config.recompile_limit = 512
         torch._functorch.config.donated_buffer = False  # its graphs run backward more than once
 
@@ -68,10 +68,10 @@ class Measurer:
     def _now(self, stage: str) -> None:
         self.stage.write_text(stage)
 
-    def measure(self, op: str, shape: str, direction: str, names: tuple[str, ...]) -> dict:
+    def measure(self, op: str, shape: str, dtype: str, direction: str, names: tuple[str, ...]) -> dict:
         """Return what is known of one size: ``failed`` or ``wrong`` of ours, else microseconds, errors, the limit and the schedule."""
         self._now("inputs")
-        work = workloads.at(op, shape, self.dtype)
+        work = workloads.at(op, shape, bench.DTYPES[dtype])
         torch.manual_seed(zlib.crc32(f"{op} {shape}".encode()))  # a wrong result is to be found again
         inputs, grads = _inputs(work, direction)
         self._now("reference")
@@ -100,7 +100,7 @@ class Measurer:
         self._now("timing")
         found["us"] = timing.interleaved_times({who: call for who, call in ready.items() if call is not None}, ROUND)
         self._now("limit")
-        found["limit"] = limit(work, direction, self.dtype)
+        found["limit"] = limit(work, direction, bench.DTYPES[dtype])
         return found | {"held": torch.cuda.memory_reserved() if torch.cuda.is_available() else 0}
 
     def _ready(self, fn, inputs: tuple, direction: str, grads: tuple, judge: Judge, who: str, found: dict):
@@ -125,9 +125,9 @@ class Measurer:
 class Preparer(Measurer):
     """Compile ours and the peers at one size, for a later process of this machine. Times and checks nothing."""
 
-    def measure(self, op: str, shape: str, direction: str, names: tuple[str, ...]) -> dict:
+    def measure(self, op: str, shape: str, dtype: str, direction: str, names: tuple[str, ...]) -> dict:
         """Run every implementation once; errors are those that ``Measurer`` finds again."""
-        work = workloads.at(op, shape, self.dtype)
+        work = workloads.at(op, shape, bench.DTYPES[dtype])
         inputs, grads = _inputs(work, direction)
         for who, fn in peer_module.implementations(work, peers_of(op, names))[0].items():
             if who not in peer_module.REFERENCES:
@@ -201,14 +201,14 @@ def chosen(work: workloads.Workload, inputs: tuple, direction: str, gpu: str | N
     return {"by": by, "path": decision.path, "schedule": " ".join(decision.schedule.split()), "labels": said.forward.sizes}
 
 
-def make_measurer(index: int, dtype: str, stage: str) -> Measurer:
+def make_measurer(index: int, stage: str) -> Measurer:
     """Make the handler of a worker process."""
-    return Measurer(dtype, stage)
+    return Measurer(stage)
 
 
-def make_preparer(index: int, dtype: str) -> Preparer:
+def make_preparer(index: int) -> Preparer:
     """Make the handler of a process that only compiles."""
-    return Preparer(dtype, os.devnull)
+    return Preparer(os.devnull)
 
 
 # -- in the main process ------------------------------------------------------------------------------------------------
@@ -217,16 +217,16 @@ def make_preparer(index: int, dtype: str) -> Preparer:
 class Bench:
     """One worker process at a time. One that hangs or dies is replaced; a peer that did it is left out."""
 
-    def __init__(self, names: tuple[str, ...], dtype: str, make=make_measurer):
-        self.names, self.dtype, self.make = names, dtype, make
+    def __init__(self, names: tuple[str, ...], make=make_measurer):
+        self.names, self.make = names, make
         self.folder = tempfile.TemporaryDirectory()
         self.stage = Path(self.folder.name) / "stage"
         self.pool = self._pool()
 
     def _pool(self) -> WorkerPool:
-        return WorkerPool(1, self.make, self.dtype, str(self.stage))
+        return WorkerPool(1, self.make, str(self.stage))
 
-    def measure(self, op: str, shape: str, direction: str, seconds: float = LIMIT) -> dict:
+    def measure(self, op: str, shape: str, dtype: str, direction: str, seconds: float = LIMIT) -> dict:
         """Measure one size in at most ``seconds``; ``skipped`` says why there is nothing, ``failed`` and ``wrong`` what is ours."""
         left_out: dict[str, str] = {}
         end = time.monotonic() + seconds
@@ -234,7 +234,7 @@ class Bench:
             left = end - time.monotonic()
             names = tuple(n for n in self.names if n not in left_out)
             self.stage.write_text("start")
-            done = ask(self.pool, (op, shape, direction, names), min(max(left, 1.0), LIMIT))
+            done = ask(self.pool, (op, shape, dtype, direction, names), min(max(left, 1.0), LIMIT))
             if not done.failure:
                 found = done.result
                 found["notes"] = {**left_out, **found["notes"]}
@@ -249,9 +249,9 @@ class Bench:
             if time.monotonic() > end:
                 return {"us": {}, "errors": {}, "notes": left_out, "skipped": f"no time was left after {stage}: {done.failure}"}
 
-    def prepare(self, sizes: list[tuple[str, str, str]], jobs: int, seconds: float, make=make_preparer) -> int:
-        """Compile (op, shape, direction) of all ``sizes`` on ``jobs`` processes, for at most ``seconds``; return how many were."""
-        return handled([(size, (*size, self.names)) for size in sizes], jobs, seconds, make, self.dtype)
+    def prepare(self, sizes: list[tuple[str, str, str, str]], jobs: int, seconds: float, make=make_preparer) -> int:
+        """Compile (op, shape, dtype, direction) of all ``sizes`` on ``jobs`` processes, for at most ``seconds``; return how many were."""
+        return handled([(size, (*size, self.names)) for size in sizes], jobs, seconds, make)
 
     def close(self) -> None:
         """End the worker."""

@@ -24,13 +24,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import date
 from pathlib import Path
 
 from ..codegen.target import TARGETS, Target, target
 from ..lang.errors import DTError
-from ..lang.tuning_space import read_shapes
+from ..lang.tuning_space import Shapes, read_shapes
 from ..lang.yaml_text import read_text, read_yaml
 from ..runtime.select.schedule_selection import target_for
 from ..runtime.select.table_loader import package_tables
@@ -110,7 +110,7 @@ def all_problems(args: argparse.Namespace) -> list[TuningProblem]:
         for name in names:
             spec = operator_of(name).spec
             shapes = read_shapes(given.get(spec.op), f"{args.shapes}: {spec.op}", spec.dtypes) if given is not None else spec.shapes
-            of_op = problems_of(name, shapes, args.dtypes)
+            of_op = _problems(name, shapes, args)
             if args.sizes:
                 of_op = [w for w in of_op if not w.held_out]
                 of_op = [of_op[i * len(of_op) // args.sizes] for i in range(min(args.sizes, len(of_op)))] if len(of_op) > args.sizes else of_op
@@ -120,6 +120,17 @@ def all_problems(args: argparse.Namespace) -> list[TuningProblem]:
     if not found:
         raise SystemExit(f"tune: no shapes for {', '.join(names)}; give --shapes, or shapes in the spec")
     return [work for _, work in sorted(found, key=lambda f: f[0])]  # interleave ops: a short budget serves all of them
+
+
+def _problems(name: str, shapes: Iterable[Shapes], args: argparse.Namespace) -> list[TuningProblem]:
+    """Return what to tune of one op: nothing, and one line, where its shapes are refused and it was not asked for by name."""
+    try:
+        return problems_of(name, shapes, args.dtypes)
+    except SystemExit as refused:
+        if args.ops != "all" or args.shapes:
+            raise
+        print(f"{refused}; {name} is left out", file=sys.stderr)
+        return []
 
 
 def given_shapes(path: Path, names: tuple[str, ...]) -> dict:

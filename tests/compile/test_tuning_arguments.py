@@ -215,3 +215,12 @@ def test_control_c_while_it_starts_is_one_line(tmp_path, moment):
     told, errors = run.communicate(timeout=120)
     assert run.returncode == 130 and "Traceback" not in told + errors and "KeyboardInterrupt" not in errors
     assert errors.strip().splitlines()[-1].startswith("tune: ")
+
+
+def test_an_op_whose_sizes_do_not_say_all_is_left_out_of_all_and_refused_by_name(capsys):
+    """The number of matrices that data picks from is no label of these specs."""
+    found = tune_tool.all_problems(tune_tool.arguments(["--dtypes", "bf16"]))
+    said, ops = capsys.readouterr().err, {work.group.op for work in found}
+    assert "grouped_mm is left out" in said and "grouped_mm" not in ops and {"softmax", "attention", "linear_cross_entropy"} <= ops
+    with pytest.raises(SystemExit, match="do not say how long"):
+        tune_tool.all_problems(tune_tool.arguments(["--ops", "grouped_mm"]))

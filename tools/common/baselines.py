@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +72,36 @@ def _liger(work: Workload) -> Callable | None:
     return forms.get(work.op)
 
 
+def _helion(work: Workload) -> Callable | None:
+    """Return the kernel of Helion's folder of tuned kernels, which its repository has and its wheel lacks. Only rope has a backward."""
+    module, form = HELION.get(work.op, ("", None))
+    if form is None:
+        return None
+    folder = os.environ.get(HELION_FOLDER)
+    if not folder:
+        raise Missing(f"{HELION_FOLDER} does not name a folder pretuned_kernels of Helion's repository")
+    path = Path(folder) / module / f"{module}.py"
+    try:
+        spec = importlib.util.spec_from_file_location(f"helion_{module}", path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[spec.name] = loaded = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+    except (ImportError, AttributeError, OSError) as problem:  # AttributeError: a helion that is older than its folder
+        raise Missing(f"no helion that fits {path} and torch {torch.__version__} ({problem})") from None
+    return partial(form, getattr(loaded, module))
+
+
+HELION_FOLDER = "HELION_PRETUNED_KERNELS"
+#: op -> the module of Helion's kernel, and its call for our arguments
+HELION: dict[str, tuple[str, Callable]] = {
+    "softmax": ("softmax", lambda kernel, x: kernel(x)),
+    "rmsnorm": ("rms_norm", lambda kernel, x, w: kernel(x, w, 1e-6)),
+    "layernorm": ("layer_norm", lambda kernel, x, w, b: kernel(x, w, b)),
+    "cross_entropy": ("cross_entropy", lambda kernel, x, t: kernel(x, t)),
+    "rope": ("rope", lambda kernel, q, k, cos, sin: kernel(q, k, cos, sin)),
+}
+
+
 def _bare(work: Workload) -> Callable | None:
     return (lambda a, b: a @ b) if work.op == "mmsigmoid" else None
 
@@ -77,6 +112,7 @@ PEERS: dict[str, Callable[[Workload], Callable | None]] = {
     "compile": _compiled,
     "compile-max": lambda work: _compiled(work, mode="max-autotune-no-cudagraphs"),
     "liger": _liger,
+    "helion": _helion,
     "sdpa": lambda work: _sdpa(work, None),
     "cudnn": lambda work: _sdpa(work, SDPBackend.CUDNN_ATTENTION),
     "fa2": lambda work: _sdpa(work, SDPBackend.FLASH_ATTENTION),

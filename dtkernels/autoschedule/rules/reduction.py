@@ -80,7 +80,7 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
         block[served], tile[reduced[0]], width = SERVED, min(next_power_of_two(shape.sizes[reduced[0]]), TERMS), SERVED * TERMS
     block = {label: block[label] for label in labels if label in block}
     tile |= block
-    more: dict[str, Any] = {"stages_of": ((reduced[0], 3),)} if passing else _prefetching(shape, block, tile, members) if reduced and width == ROW_LIMIT else {}
+    more: dict[str, Any] = _passing_stages(reduced[0], tile) if passing else _prefetching(shape, block, tile, members) if reduced and width == ROW_LIMIT else {}
     again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
     prefetches = bool(more or again) and len(again) != 1
     more["evictions"] = tuple((t, "reread") for t in again if not loose) or (() if again else read_once(shape, root, members, read))
@@ -88,6 +88,11 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     held = _warps(width, bool(reduced), not labels, prefetches, min(32, 1024 // shape.target.warp_size))
     warps = 4 if passing or loops and {*reduced} == {*loops} else 8 if loose and width == LOOSE_STEP else held
     return shape.config(root, block, tile, warps, 3, share=2 if passing else 8, approximations=approximations(shape, members), **more)
+
+
+def _passing_stages(label: str, tile: dict[str, int]) -> dict[str, Any]:
+    """Return the stages of the loop that passes over what is reduced; none where a tile holds the whole of it."""
+    return {"stages_of": ((label, 3),)} if tile[label] else {}
 
 
 def _warps(width: int, reduces: bool, alone: bool, prefetches: bool, most: int) -> int:
@@ -294,13 +299,15 @@ def _prefetching(shape: SchedulingProblem, block: dict[str, int], tile: dict[str
 def approximations(shape: SchedulingProblem, members: list[str]) -> Pairs:
     """Return the GPU's own instructions where results of 16 bits hide their error.
 
-    Not where a constant cancels most of the value, as in 1 + tanh(x).
+    Not where a constant cancels most of the value, as in 1 + tanh(x), nor in what a cast keeps in 32 bits.
     """
     nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
     used = {n.fn for n in nodes if isinstance(n, ex.Call)}
     for n in (n for n in nodes if isinstance(n, ex.Binary) and n.op in "+-"):
         sides = (n.left, n.right)
         used -= {s.fn for s in sides if isinstance(s, ex.Call) and any(isinstance(other, ex.Const) for other in sides)}
+    wide = [e for m in members if isinstance(e := shape.algorithm[m].expr, ex.Cast) and e.dtype == "fp32"]
+    used -= {n.fn for e in wide for n in e.walk() if isinstance(n, ex.Call)}
     known = shape.itemsize == 2 and shape.target.backend == "cuda" and isinstance(shape.target.arch, int) and shape.target.arch >= 75
     return tuple((f, "") for f in APPROXIMATIONS if f in used) if known else ()
 

@@ -141,6 +141,8 @@ def extreme(form: Affine, largest: bool, inside: Callable[[Axis], bool]) -> Affi
 def _extreme_element(tile: Tile, largest: bool) -> Tile:
     """Return the largest (or smallest) element of a tile inside the extents; the tile itself if it is a single number."""
     axes = tuple(sorted(axes_of(tile), key=lambda a: a.name))
+    if isinstance(tile, Local) and tile.kind == "integer":
+        tile = Op("wide", (tile,))  # it may have 8 bits: neither FAR nor the largest index plus 1 is one of them
     if not axes:
         return tile
     past = tuple(a for a in axes if not a.exact)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
+from ...lang.errors import DTError
 from ...lang.schedule import Accumulation
 from ..ir import nest
 from ..ir.nest import (
@@ -29,6 +30,7 @@ from ..ir.nest import (
     Axis,
     Barrier,
     BlockNumber,
+    Guard,
     Index,
     Let,
     Local,
@@ -68,16 +70,34 @@ def add_in_memory(lowering: _Lowering, d: Definition, env: dict[str, Tile], scop
     for label in d.labels:
         if label not in at and label not in asked.parts:
             at[label] = Position(lowering.whole_axis(label, at.values()))
+    _check_merged(lowering, d, node.labels, at)
     for label in at:
         lowering.place(d.name, label, at, scope)
     lowering.reducer.check_finished(d)
     terms = lowering.reducer.terms(node, at, scope, tuple(axes))
     value = terms if isinstance(terms, TileDot) else reduced("sum", terms, tuple(axes))
+    if past := _single_elements_past(tuple(at[label] for label in node.labels)):
+        value = Guard(value, past, 0.0)
     at |= {part: BlockNumber(lowering.counted[part][0]) for part in asked.parts}
     index = tuple(at[label] for label in d.labels)
     over = tuple(dict.fromkeys(a for i in index for a in sorted(nest.axes_of(i), key=lambda a: a.name)))
     scope.body.append(Store(d.name, index, value, over, str(d), "sum"))
     lowering.stored.append(d.name)
+
+
+def _check_merged(lowering: _Lowering, d: Definition, summed: tuple[str, ...], at: Mapping[str, Tile]) -> None:
+    """Raise DTError where one loop goes over labels of the sum and of its place together: a step has terms of several elements."""
+    of_sum, of_place = ({n.axis for x in labels if x in at for n in at[x].walk() if isinstance(n, Position)} for labels in (summed, d.labels))
+    for axis in of_sum & of_place:
+        if axis.label in lowering.merged:
+            parts = ", ".join(lowering.merged[axis.label])
+            raise DTError(f"accumulate_at: a merged loop goes over labels of {d.name}, or over labels that it sums", found=f"{axis.label} of {parts}",
+                          allowed="merge of either", at=lowering.schedule.of(d.name, "accumulate_at")[-1].pos if lowering.schedule.of(d.name, "accumulate_at") else d.pos)  # fmt: skip
+
+
+def _single_elements_past(index: tuple[Tile, ...]) -> tuple[Axis, ...]:
+    """Return the axes of loops over single elements of a block that may pass their extents: no tile is masked along them."""
+    return tuple(dict.fromkeys(n.axis for i in index for n in i.walk() if isinstance(n, Position) and n.axis.scalar and not n.axis.exact))
 
 
 def additions(body: tuple[Statement, ...], added: Mapping[str, Accumulation], algorithm: Algorithm) -> tuple[Statement, ...]:

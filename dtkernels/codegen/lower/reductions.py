@@ -96,8 +96,9 @@ class Reducer:
             nodes = list(dict.fromkeys(nodes))
             if part := self._own_block(d, labels):
                 results |= self._without_loop(d, (part,), nodes, env, scope)
-            elif all(self.l.tile_size(d.name, label) == WHOLE for label in labels):
-                results |= self._without_loop(d, tuple(self.l.whole_axis(label, env.values()) for label in labels), nodes, env, scope)
+            elif all(self.l.tile_size(d.name, label) == WHOLE for label in grouped(labels, self.l.merged)):
+                axes = tuple(self.l.whole_axis(label, env.values()) for label in grouped(labels, self.l.merged))
+                results |= self._without_loop(d, axes, nodes, env, scope)
             else:
                 results |= self._by_loop(d, labels, tuple(nodes), env, scope)
         return results
@@ -112,15 +113,20 @@ class Reducer:
     def _without_loop(
         self, d: Definition, axes: tuple[Axis, ...], nodes: list[ex.Reduce | ex.Dot], env: dict[str, Tile], scope: Scope
     ) -> dict[ex.Expr, Tile]:
-        env = {**env, **{a.label: Position(a) for a in axes}}
+        env = {**env, **self._bound(axes)}
         for axis in axes:
-            self.l.place(d.name, axis.label, env, scope)
+            for label in self.l.merged.get(axis.label, (axis.label,)):
+                self.l.place(d.name, label, env, scope)
         found: dict[ex.Expr, Tile] = {}
         for node in nodes:
             terms = self.terms(node, env, scope, axes)
             kind = self.kind(d, node)
             found[node] = terms if isinstance(terms, TileDot) else place_of(kind, reduced(kind, terms, axes))
         return found
+
+    def _bound(self, axes: tuple[Axis, ...]) -> dict[str, Tile]:
+        """Return the indices of the labels of ``axes``, and of the labels that merged ones stand for."""
+        return {label: at for a in axes for label, at in {a.label: Position(a), **self.l.parts(a.label, a)}.items()}
 
     def terms(self, node: ex.Expr, env: dict[str, Tile], scope: Scope, axes: tuple[Axis, ...]) -> Tile:
         """Return the terms of a reduction: a TileDot, or elementwise terms that are neutral outside the extents."""
@@ -161,7 +167,7 @@ class Reducer:
         ordered = tuple(sorted(labels, key=lambda label: asked.index(label) if label in asked else len(asked)))
         scopes, axes = self._open(d, grouped(ordered, self.l.merged), env, scope)
         inner = scopes[-1]
-        bound: dict[str, Tile] = {label: at for a in axes for label, at in {a.label: Position(a), **self.l.parts(a.label, a)}.items()}
+        bound = self._bound(axes)
         step = _Step(self, members, axes, scope, inner, bound)
         for member in members:
             step.accumulate(member)

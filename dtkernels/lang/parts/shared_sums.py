@@ -68,7 +68,10 @@ def shared_sum_names(algorithm: Algorithm) -> dict[str, SharedSum]:
 
 
 def with_shared_sum(algorithm: Algorithm, name: str, shared: SharedSum) -> Algorithm:
-    """Return the algorithm with a Func of that sum before the first sum that it is a part of. What read a Func that is that very sum reads this one."""
+    """Return the algorithm with a Func of that sum before the first sum that it is a part of. What read a Func that is that very sum reads this one.
+
+    Unchanged where no sum has that part any more: an earlier Func of a shared sum is read in its factors.
+    """
     labels = tuple(x for x in algorithm.labels if x in free_labels(shared.sum))
     access = Access(name, tuple(map(Label, labels)))
 
@@ -81,7 +84,9 @@ def with_shared_sum(algorithm: Algorithm, name: str, shared: SharedSum) -> Algor
         return Reduce("sum", terms, rest) if rest else terms
 
     changed = [replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions]
-    first = next(i for i, (d, before) in enumerate(zip(changed, algorithm.definitions)) if d.expr != before.expr)
+    first = next((i for i, (d, before) in enumerate(zip(changed, algorithm.definitions)) if d.expr != before.expr), None)
+    if first is None:
+        return algorithm
     made = replace(changed[first], name=name, labels=labels, expr=shared.sum)
     definitions = (*changed[:first], made, *(_reading(d, made, changed) for d in changed[first:]))
     return replace(

@@ -177,17 +177,19 @@ class ArgumentCheck:
         self.program, self.algorithm, self.outputs = program, (algorithm := program.algorithm), program.outputs()
         self.fused = program.schedule.fused()
         self.kernels = lower(program)
-        self.added = {a.func for a in prelower(program).accumulated}
-        self.inputs, self.places = algorithm.inputs, {label: algorithm.extent_source(label) for label in whole_extent_labels(self.kernels)}
-        self.constants = {label: algorithm.constant_extent(label) for label, source in self.places.items() if source is None}
-        self.formulas = {label: source_of(f[0]) for label, n in self.constants.items() if n is None and (f := self.algorithm.extent_formulas(label))}
+        lowered = prelower(program)
+        self.added = {a.func for a in lowered.accumulated}
+        self.extents = lowered.algorithm  #: has the labels that ``merge`` declares too
+        self.inputs, self.places = algorithm.inputs, {label: self.extents.extent_source(label) for label in whole_extent_labels(self.kernels)}
+        self.constants = {label: self.extents.constant_extent(label) for label, source in self.places.items() if source is None}
+        self.formulas = {label: source_of(f[0]) for label, n in self.constants.items() if n is None and (f := self.extents.extent_formulas(label))}
         self.seen: set[tuple] = set()
 
     def _computed(self, label: str, tensors: dict) -> int | None:
         """Return the extent of a label that no input indexes by itself: a constant, or what its formula gives; None where that lacks a tensor."""
-        if (constant := self.algorithm.constant_extent(label)) is not None:
+        if (constant := self.extents.constant_extent(label)) is not None:
             return constant
-        formula = next(iter(self.algorithm.extent_formulas(label)), None)
+        formula = next(iter(self.extents.extent_formulas(label)), None)
         if formula is None or any(t not in tensors or tensors[t].dim() <= dim for t, dim in inputs_of(formula)):
             return None
         size = computed(source_of(formula), lambda tensor, dim: tensors[tensor].shape[dim])

@@ -207,7 +207,7 @@ def _check_names(op: str, entry: Shapes, forward: Variant) -> None:
     """Exit with one line if an entry names an unknown label or input."""
     a = forward.algorithm
     for name in entry.sizes:
-        if name not in a.labels:
+        if name not in a.labels and name not in operator_of(op).spec.algorithm.labels:  # which only another variant may have
             raise SystemExit(f"tune: {op}: shapes name the label {name!r}; allowed: {', '.join(known_labels(a))}")
     inputs = (*value_inputs(a, list(a.inputs)), *a.scalars)
     for name in entry.wanted:

@@ -136,3 +136,45 @@ def test_parts_of_a_split_sum_of_one_element_a_block_are_told_apart(value):
 def test_a_quotient_is_one_for_a_block_and_not_for_a_tile_of_a_sum(tile):
     check(f"""Func g, f; In A, C; Var x, y; g[y] = rsum(A[x] * C[x / 2], x); f[x, y] = A[x] * C[x / 2] + g[y] * A[y];
     g.fuse_at(f, y); f.block(x:2, y:4); f.tensorize(x:2, y:4); g.tensorize(x:{tile});""", rand(20), rand(10, seed=1))  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_what_depends_on_a_group_reads_a_dimension_of_any_length(rows):
+    """``A`` may have fewer rows than there are groups, or more: the label of groups does not have its extent."""
+    op = op_of("Func m, f; In A, B; Var x; RVar y; m[x] = rsum(exp(A[x / 2, y]), y); f[x] = log(1 + m[x]) + B[x];")
+    a, b = rand(rows, 5), rand(9, seed=1)
+    padded = torch.cat([a, torch.zeros(9, 5)]) if rows < 5 else a
+    want = torch.log(1 + padded.exp().sum(1).repeat_interleave(2)[:9]) + b
+    torch.testing.assert_close(op(a, b), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64])
+def test_indices_of_any_width_bound_a_loop(dtype):
+    """The gradient of what an index picks loops from its smallest to its largest: neither 1e9 nor 127 + 1 has 8 bits."""
+    op = op_of("Func f; In A, T, B; Var x; RVar y; f[x] = rsum(A[T[x], y] * B[x, y], y);")
+    a, t, b = rand(128, 3).requires_grad_(), torch.tensor([127, 3, 5, 0, 127], dtype=dtype), rand(5, 3, seed=1)
+    (got,) = torch.autograd.grad(op(a, t, b).sum(), a)
+    torch.testing.assert_close(got, torch.zeros(128, 3).index_add(0, t.long(), b))
+
+
+def test_a_volume_with_an_empty_dimension_is_nothing():
+    op = op_of("Func f; In A, B; Var x; RVar y, z, k, l; f[x] = rsum(A[x, y, z, k, l] * B[y, z, k, l], y, z, k, l) + B[0, 0, 0, x];")
+    a, b = rand(3, 2, 2, 0, 3), rand(2, 2, 0, 3)
+    assert not op(a, b).any()
+
+
+def test_gradients_of_a_sum_that_is_held_whole_have_a_schedule():
+    """The rule for rows that are stored while they are reduced named the stages of a loop that is none."""
+    op = op_of("Func g, f; In A, B, C, D; Var y, k; RVar x, z; g[k] = rdot(A[x], B[x], x) * C[k]; f[y] = g[y - 2] + rsum(exp(g[y] + A[z]) * D[y, z], z) / rsum(exp(g[y] + A[z]), z);")
+    leaves = [rand(*shape, seed=i).requires_grad_() for i, shape in enumerate([(4,), (4,), (4,), (4, 4)])]
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    g = (exact[0] * exact[1]).sum() * exact[2]
+    want = torch.cat([g.new_zeros(2), g[:2]]) + (torch.softmax(g[:, None] + exact[0], 1) * exact[3]).sum(1)
+    for got, right in zip(torch.autograd.grad(op(*leaves).sum(), leaves), torch.autograd.grad(want.sum(), exact)):
+        torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_shared_sum_in_the_factors_of_another_is_computed_once():
+    op = op_of("Func a, b, f; In A, B, C; Var y, z; RVar x, k; a[y] = rsum(exp(B[x] * A[y]), x); b[] = rsum(exp(C[k]), k); f[z, y] = tanh(clamp(rsum(exp(B[x] * A[y]) * 3, x) / a[y], b[], 1) + C[z]);")
+    leaves = [rand(n, seed=i).requires_grad_() for i, n in enumerate((6, 4, 4))]
+    torch.autograd.grad(op(*leaves).sum(), leaves)

@@ -6,6 +6,9 @@ import pytest
 import torch
 from oracle import check
 
+import dtkernels
+from dtkernels.lang.errors import DTError
+
 
 def rand(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) - 0.5
@@ -44,3 +47,33 @@ def test_an_index_from_the_end_of_another_label_reads_0_outside_the_extent():
     """``len(x) - 1 - x`` runs to 7; the first label of ``g`` to 2."""
     check("""Func g, f; In A, B, C; Var x; RVar y, z; g[y, x] = rsum(A[x, y] + B[z], z); f[x] = rsum(g[y, x] * C[y], y) + g[len(x) - 1 - x, x];
     g.fuse_at(f, x); f.block(x:16); f.tensorize(x:16);""", rand(8, 3), rand(3, seed=1), rand(3, seed=2))  # fmt: skip
+
+
+def test_a_loop_inside_rows_one_by_one_ends_by_the_first_of_them():
+    """Three rows without matrix units are parts of one row each; the bound of ``k`` named the first index of a tile."""
+    check("""Func f; In A, B, C; Var y, z; RVar x, k; f[y, z] = rdot(A[y, x], B[z, x], x) * rsum(where(k <= y + 4, C[k], 0), k);
+    f.block(y:2); f.tensorize(y:2, z:4, x:4, k:4);""", rand(4, 3), rand(4, 3, seed=1), rand(9, seed=2))  # fmt: skip
+
+
+@pytest.mark.parametrize("ordered", ["", ", ordered"])
+def test_single_elements_past_the_end_of_a_block_add_nothing(ordered):
+    """The second block of two ``y`` has one inside; the exponential of nothing is 1."""
+    check(f"""Func g, f; In A, B; Var x; RVar y, z; g[x, y, z] = -A[x, y, z]; f[x] = rsum(exp(g[x, y, z]) + B[y, z], y, z);
+    g.block(x:16, y:2, z:1); g.tensorize(x:16); f.block(x:16); f.tensorize(x:16); f.accumulate_at(g, z{ordered}); g.compile(); f.compile();""", rand(17, 3, 3), rand(3, 3, seed=1))  # fmt: skip
+
+
+def test_a_loop_over_labels_of_a_sum_and_of_its_place_is_refused():
+    with pytest.raises(DTError, match="accumulate_at: a merged loop goes over labels of f"):
+        dtkernels.compile("""Func g, f; In A; Var x; RVar y, z; g[x, y, z] = exp(A[x, y, z]); f[x] = rsum(g[x, y, z], y, z);
+        g.merge(p, x, y); g.block(z:1); g.tensorize(p:0); f.accumulate_at(g, z); g.compile(); f.compile();""")
+
+
+@pytest.mark.parametrize("tile", [0, 4])
+def test_merged_labels_of_a_sum_are_taken_at_once(tile):
+    check(f"Func f; In A, B; Var x; RVar y, z; f[x] = rsum(A[x, y, z] * B[z], y, z); f.merge(p, z, y); f.tensorize(p:{tile}); f.block(x:1);", rand(5, 3, 4), rand(4, seed=1))
+
+
+def test_tiles_in_parts_add_up_across_the_loops_of_a_mask():
+    """Between the masked loops is one that passes no extent, whose axis is another one of the same label."""
+    check("""Func g, f; In A, B; Var x; RVar y; g[x] = rsum(where(y <= x and x - y < 32, exp(A[x, y]), 0), y); f[x, y] = g[x] + B[x, y];
+    g.fuse_at(f, x); f.block(x:4, y:12); f.tensorize(x:4, y:12);""", rand(40, 40), rand(40, 40, seed=1))  # fmt: skip

@@ -56,7 +56,7 @@ def test_every_primitive_is_drawn_and_right_somewhere():
     """Runs after the property test, like the next one."""
     all_ran()
     if CASES >= 500:
-        undrawn = {"chunk", "merge"}  # test_chunk.py and test_merged_labels.py have them
+        undrawn = {"chunk"}  # test_chunk.py has it
         assert set(PRIMITIVES) - undrawn == set(drawn), sorted(set(PRIMITIVES) - set(drawn))
 
 

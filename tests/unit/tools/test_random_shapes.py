@@ -185,7 +185,7 @@ def test_the_limit_of_causal_attention_counts_the_visible_pairs():
 
 # -- measuring ----------------------------------------------------------------------------------------------------------
 
-SMALL = [("relu", "3x5"), ("softmax", "7x1"), ("softmax", "1x301"), ("dyt", "5x9"), ("mmsigmoid", "1x9x7"), ("mmsigmoid", "5x3x1"), ("two_mm", "3x5x9r1"),
+SMALL = [("relu", "3x5"), ("softmax", "7x1"), ("softmax", "1x301"), ("dyt", "5x9"), ("mmsigmoid", "1x9x7"), ("mmsigmoid", "5x3x1"), ("two_mm", "3x5x9r1"), ("cross_entropy", "6x11"),
          ("attention", "B2H6/2M5S5D8 causal"), ("attention", "B1H5/1M1S33D8"), ("attention", "B2H3M1S1D8"), ("attention", "B1H2M1S7D8 causal")]  # fmt: skip
 
 
@@ -194,18 +194,20 @@ def measurer(tmp_path, monkeypatch):
     """The handler of the worker process, on the CPU; every call takes 10 microseconds."""
     made = torch.randn
     monkeypatch.setattr(torch, "randn", lambda *args, device=None, **kwargs: made(*args, **kwargs))
+    drawn = torch.randint
+    monkeypatch.setattr(torch, "randint", lambda *args, device=None, **kwargs: drawn(*args, **kwargs))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(timing, "captured", lambda prepare: (prepare(), True))
     monkeypatch.setattr(timing, "gpu_time", lambda fn, milliseconds=30.0: (fn(), 10.0)[1])
     monkeypatch.setattr(timing, "copy_time", lambda moved: moved / 1e3)
     monkeypatch.setattr(timing, "product_rate", lambda dtype: 1e9)
-    return measuring.Measurer("fp32", str(tmp_path / "stage"))
+    return measuring.Measurer(str(tmp_path / "stage"))
 
 
 @pytest.mark.parametrize("direction", random_shapes.DIRECTIONS)
 @pytest.mark.parametrize("op, shape", SMALL)
 def test_a_size_is_checked_and_timed_beside_its_peers(measurer, op, shape, direction):
-    found = measurer((op, shape, direction, ("eager", "sdpa")))
+    found = measurer((op, shape, "fp32", direction, ("eager", "sdpa")))
     assert not ratios.is_fault(found) and found["notes"] == {} and found["reference"] == "float64", found
     assert found["us"]["dtkernels"] == 10.0 and ("sdpa" if op == "attention" else "eager") in found["us"]
     assert found["limit"] > 0 and found["how"]["path"] == "reference" and all(e < 0.1 for e in found["errors"].values())
@@ -215,13 +217,13 @@ def test_a_size_is_checked_and_timed_beside_its_peers(measurer, op, shape, direc
 def test_a_wrong_result_is_a_fault_and_a_peer_that_fails_or_is_wrong_is_left_out(measurer, monkeypatch):
     monkeypatch.setitem(baselines.PEERS, "liger", lambda work: lambda x: work.eager(x) * 1.5)
     monkeypatch.setitem(baselines.PEERS, "fa2", lambda work: lambda x: x.no_such_thing)
-    found = measurer(("relu", "8x9", "forward", ("eager", "liger", "fa2")))
+    found = measurer(("relu", "8x9", "fp32", "forward", ("eager", "liger", "fa2")))
     assert set(found["us"]) == {"dtkernels", "eager"} and "WRONG" in found["notes"]["liger"] and "no_such_thing" in found["notes"]["fa2"]
     made = workloads.row_op
     monkeypatch.setattr(workloads, "at", lambda op, shape, dtype: SimpleNamespace(**{**vars(made("relu", 8, 9, dtype)), "ours": lambda x: torch.relu(x) + 0.01}))
-    assert "WRONG" in measurer(("relu", "8x9", "forward", ("eager",)))["wrong"]
+    assert "WRONG" in measurer(("relu", "8x9", "fp32", "forward", ("eager",)))["wrong"]
     monkeypatch.setattr(workloads, "at", lambda op, shape, dtype: SimpleNamespace(**{**vars(made("relu", 8, 9, dtype)), "ours": lambda x: x.no_such_thing}))
-    assert "no_such_thing" in measurer(("relu", "8x9", "forward", ("eager",)))["failed"]
+    assert "no_such_thing" in measurer(("relu", "8x9", "fp32", "forward", ("eager",)))["failed"]
 
 
 def test_without_memory_for_float64_the_reference_is_float32(monkeypatch):
@@ -242,7 +244,7 @@ def workers(monkeypatch):
     made = SimpleNamespace(answer=None, tasks=[])
 
     class Pool:
-        def __init__(self, count, make, dtype, stage):
+        def __init__(self, count, make, stage):
             self.stage = Path(stage)
 
         def close(self):
@@ -264,15 +266,15 @@ def lost(stage_file: Path, stage: str, why: str = "the worker died") -> Finished
 
 def test_a_peer_that_ends_the_process_is_left_out_and_the_size_measured_again(workers):
     right = Finished((), 0, {"us": {"dtkernels": 1.0}, "errors": {}, "notes": {"eager": "slow"}})
-    workers.answer = lambda task, stage: lost(stage, "compile") if "compile" in task[3] else right
-    found = measuring.Bench(("eager", "compile"), "bf16").measure("relu", "3x3", "forward")
+    workers.answer = lambda task, stage: lost(stage, "compile") if "compile" in task[4] else right
+    found = measuring.Bench(("eager", "compile")).measure("relu", "3x3", "bf16", "forward")
     assert found["us"] == {"dtkernels": 1.0} and found["notes"] == {"compile": "the worker died", "eager": "slow"} and len(workers.tasks) == 2
 
 
 def test_what_ends_the_process_is_our_fault_or_that_of_the_place(workers):
     def measured(stage: str, why: str = "the worker died", seconds: float = 1000.0) -> dict:
         workers.answer = lambda task, file: lost(file, stage, why)
-        return measuring.Bench(("eager",), "bf16").measure("relu", "3x3", "forward", seconds)
+        return measuring.Bench(("eager",)).measure("relu", "3x3", "bf16", "forward", seconds)
 
     assert measured("dtkernels")["failed"] == "the worker died" and "while timing" in measured("timing")["failed"]
     assert "skipped" in measured("reference") and "failed" not in measured("reference")
@@ -288,7 +290,7 @@ def run(argv: str, measure, searcher=None) -> random_shapes.Run:
 def test_a_run_takes_the_sizes_of_the_seed_and_writes_each(tmp_path, capsys):
     asked = []
 
-    def measure(op, shape, direction, seconds):
+    def measure(op, shape, dtype, direction, seconds):
         asked.append((op, shape, direction))
         if len(asked) == 2:
             raise OSError("no more processes")
@@ -307,7 +309,7 @@ def test_time_is_shared_evenly(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(random_shapes, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
-    def measure(op, shape, direction, seconds):
+    def measure(op, shape, dtype, direction, seconds):
         clock[0] += 10.0 if op == "relu" else 1.0
         return {"us": {}, "errors": {}, "notes": {}, "skipped": "fast"}
 
@@ -351,7 +353,7 @@ def test_regret_is_the_dispatched_over_the_best_of_the_race():
     assert "was not timed: wrong" in regret.outcome(work, plans[2], plans, journal, ())["note"]
 
 
-def compiled_alone(index: int, dtype: str):
+def compiled_alone(index: int):
     """Make a process that ends at one size, and fails at another."""
 
     def handle(task):
@@ -366,8 +368,8 @@ def compiled_alone(index: int, dtype: str):
 def test_sizes_are_compiled_first_on_several_processes_whatever_fails(monkeypatch):
     monkeypatch.setenv(measuring.THREADS, "7")
     made = measuring.Bench.__new__(measuring.Bench)
-    made.names, made.dtype = ("eager",), "bf16"
-    sizes = [("relu", f"{n}x{n}", "forward") for n in range(1, 6)]
+    made.names = ("eager",)
+    sizes = [("relu", f"{n}x{n}", "bf16", "forward") for n in range(1, 6)]
     assert made.prepare(sizes, 2, 100.0, compiled_alone) == 5 and os.environ[measuring.THREADS] == "7"
     with pytest.raises(SystemExit):
         random_shapes.arguments(["--seed", "1", "--jobs", "2"])

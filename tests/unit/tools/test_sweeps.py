@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 sys.path[:0] = [p for p in (str(ROOT / "tools"), str(ROOT / "benchmarks")) if p not in sys.path]
 
 import sweeps  # noqa: E402
-from common import workloads  # noqa: E402
+from common import baselines, workloads  # noqa: E402
 
 EVERY = re.compile("")
 
@@ -51,32 +51,58 @@ def test_a_size_of_several_projects_is_measured_once():
 class Bench:
     """Measures nothing: ours takes 10 microseconds, eager as many as there are rows."""
 
-    closed = 0
-
-    def __init__(self, peers, dtype):
-        self.dtype = dtype
-
     def prepare(self, sizes, jobs, seconds):
         return len(sizes)
 
-    def measure(self, op, shape, direction, seconds):
+    def measure(self, op, shape, dtype, direction, seconds):
         if direction == "backward":
             return {"us": {}, "errors": {}, "notes": {}, "failed": "RuntimeError: no"}
         rows = float(shape.split("x")[0])
         return {"us": {"dtkernels": 10.0, "eager": rows}, "errors": {}, "notes": {}, "reference": "float64", "limit": 5.0}
 
-    def close(self):
-        Bench.closed += 1
-
 
 def test_a_run_takes_every_dtype_and_sums_up_each_project(tmp_path, capsys):
     todo = sweeps.cases(re.compile("(Liger|Helion) softmax .*(x128|4096x256) "), ("forward", "backward"))
     options = argparse.Namespace(seconds=60.0, jobs=2, peers=("eager",), json=tmp_path / "out.json")
-    run = sweeps.Run(options, todo, {"gpu": "none"}, Bench)
+    run = sweeps.Run(options, todo, {"gpu": "none"}, Bench())
     run.go()
     said, printed = run.text(), capsys.readouterr().out
-    assert Bench.closed == len({c.dtype for c in todo}) == 3 and len(run.found) == len(todo) == 6
+    assert len({c.dtype for c in todo}) == 3 and len(run.found) == len(todo) == 6
     assert "Liger        softmax        forward     2 sizes  mean 204.80" in said and "Helion       softmax        forward     1 sizes  mean 409.60" in said
     assert "FAILED RuntimeError: no" in printed and "wrong or failed:" in said
     written = json.loads((tmp_path / "out.json").read_text())
-    assert [one["suites"] for one in written["sizes"]] == [[*c.suites] for dtype in dict.fromkeys(c.dtype for c in todo) for c in todo if c.dtype == dtype]
+    assert [one["suites"] for one in written["sizes"]] == [[*c.suites] for c in todo]
+
+
+def test_a_run_goes_on_where_another_ended(tmp_path):
+    todo = sweeps.cases(re.compile("Liger softmax "), ("forward",))
+    path = tmp_path / "out.json"
+    options = argparse.Namespace(seconds=60.0, jobs=0, peers=("eager",), json=path)
+    sweeps.Run(options, todo[:4], {}, Bench()).go()
+    known = sweeps.earlier(str(path))
+    run = sweeps.Run(options, todo, {}, Bench(), known)
+    assert run.todo == todo[4:] and len(todo) > 4
+    run.go()
+    assert [sweeps.case_of(one) for one in sweeps.earlier(str(path))] == todo
+    with pytest.raises(argparse.ArgumentTypeError, match="not written by"):
+        path.write_text("[]")
+        sweeps.earlier(str(path))
+
+
+def test_a_short_run_sees_every_sweep_at_both_ends():
+    order = sweeps.cases(EVERY, ("forward",))
+    seen = {(c.op, c.shape, c.dtype) for c in order[: 2 * len(sweeps.SWEEPS)]}
+    assert all((s.op, shape, s.dtype) in seen for s in sweeps.SWEEPS for shape in (s.shapes[0], s.shapes[-1]))
+
+
+def test_helions_kernels_are_a_peer_where_their_folder_is_named(tmp_path, monkeypatch):
+    work = workloads.row_op("softmax", 2, 3)
+    monkeypatch.delenv(baselines.HELION_FOLDER, raising=False)
+    found, missing = baselines.implementations(work, ["helion"])
+    assert "helion" not in found and baselines.HELION_FOLDER in missing["helion"]
+    (tmp_path / "softmax").mkdir()
+    (tmp_path / "softmax" / "softmax.py").write_text("def softmax(x): return x + 1\n")
+    monkeypatch.setenv(baselines.HELION_FOLDER, str(tmp_path))
+    found, missing = baselines.implementations(work, ["helion"])
+    assert found["helion"](torch.ones(2)).tolist() == [2.0, 2.0] and not missing
+    assert baselines.implementations(workloads.row_op("relu", 2, 3), ["helion"])[0].keys() == {"dtkernels"}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
-from ...smart_constructors import ONE
+from ...smart_constructors import ONE, ZERO
 from ..canonicalize import fresh_name
 
 
@@ -32,13 +32,28 @@ def share_groups(algorithm: Algorithm, outputs: tuple[str, ...] = ()) -> Algorit
         quotient, group = ex.Binary("/", ex.Label(label), ex.Const(size)), ex.Label(labels[found])
         own = tuple(labels[found] if x == label else x for x in d.labels)
         name = fresh_name(f"{d.name}_groups", taken)
-        definitions.append(Definition(name, own, d.expr.transform(lambda n, q=quotient, g=group: g if n == q else n), d.pos))  # type: ignore[misc]
+        definitions.append(Definition(name, own, _by_group(d.expr, quotient, group), d.pos))
         definitions.append(replace(d, expr=ex.Access(name, tuple(quotient if x == label else ex.Label(x) for x in d.labels))))
     if not labels:
         return algorithm
     before = [(name, ex.Binary("/", ex.Binary("-", ex.Len(label), ONE), ex.Const(size))) for (label, size), name in labels.items()]
     formulas = (*algorithm.formulas, *((name, ex.Binary("+", steps, ONE)) for name, steps in before))
     return replace(algorithm, vars=(*algorithm.vars, *labels.values()), formulas=formulas).with_definitions(tuple(definitions))
+
+
+def _by_group(expr: ex.Expr, quotient: ex.Expr, group: ex.Label) -> ex.Expr:
+    """Return ``expr`` with a label in place of a quotient.
+
+    As a whole index it is ``group + 0``: a plain one would fix the extent of the dimension, which may be longer or end earlier.
+    """
+    beyond = ex.Binary("+", group, ZERO)
+
+    def replaced(n: ex.Expr) -> ex.Expr:
+        if isinstance(n, ex.Access):
+            return replace(n, index=tuple(beyond if i == group else i for i in n.index))
+        return group if n == quotient else n
+
+    return expr.transform(replaced)
 
 
 def _group(d: Definition) -> tuple[str, int] | None:

@@ -292,7 +292,7 @@ class _KernelPrinter:
         """
         held = {s.axis.label for s in statements(self.kernel.body) if isinstance(s, nest.Index) and s.axis.tile == WHOLE}
         exact = len(held) >= VOLUME and not nest.has_matrix_product(self.kernel.body)
-        return f"triton.next_power_of_2(size_{label})" if exact else f"whole(size_{label})"
+        return f"max(1, triton.next_power_of_2(size_{label}))" if exact else f"whole(size_{label})"
 
     def block(self, label: str) -> str:
         """Return the compile-time constant that holds the block of ``label``."""

@@ -82,13 +82,14 @@ _COMBINED = {kind: fn for fn, kind in TILE_KINDS.items() if fn != "largest"}
 def cut_tiles_into_parts(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Replace each axis whose tile is no power of two by axes that are. Raises DTError where a part is too small for what it computes."""
     body = kernel.body
+    named: dict[tuple[str, str, str], str] = {}
     for axis in [s.axis for s in nest.statements(body) if isinstance(s, Index) and s.axis.tile > 1]:
         sizes = (1,) * axis.tile if _is_few_rows(body, axis) else binary_parts(axis.tile)
         if len(sizes) > 1:
             _check(kernel, axis, sizes, options)
-            body = _Cut(body, axis, kernel).into(sizes)
+            body = _Cut(body, axis, kernel, named).into(sizes)
     for axis in _of_two_tiles(body, options):
-        body = _Cut(body, axis, kernel).in_two()
+        body = _Cut(body, axis, kernel, {}).in_two()
     return replace(kernel, body=body)
 
 
@@ -120,12 +121,14 @@ def _check(kernel: Kernel, axis: Axis, sizes: tuple[int, ...], options: KernelOp
 
 
 class _Cut:
-    """Replaces one axis of a body by its parts."""
+    """Replaces one axis of a body by its parts. ``named``: names of parts by label, name and offset.
 
-    def __init__(self, body: tuple[Statement, ...], axis: Axis, kernel: Kernel):
-        self.body, self.axis = body, axis
+    A label has another axis in a loop that never passes its extent. What both loops add up has the same names in them.
+    """
+
+    def __init__(self, body: tuple[Statement, ...], axis: Axis, kernel: Kernel, named: dict[tuple[str, str, str], str]):
+        self.body, self.axis, self.named = body, axis, named
         self.taken = nest.names_of(replace(kernel, body=body))
-        self.named: dict[tuple[str, str], str] = {}
         self.parts: list[Axis] = []
 
     def into(self, sizes: tuple[int, ...]) -> tuple[Statement, ...]:
@@ -172,9 +175,10 @@ class _Cut:
 
     def _name(self, name: str, part: Axis) -> str:
         suffix = HALVES[part.half - 1] if part.half else str(part.offset)
-        if (name, suffix) not in self.named:
-            self.named[name, suffix] = self._fresh(name, suffix)
-        return self.named[name, suffix]
+        key = self.axis.label, name, suffix
+        if key not in self.named:
+            self.named[key] = self._fresh(name, suffix)
+        return self.named[key]
 
     def _axes(self, axes: tuple[Axis, ...], part: Axis) -> tuple[Axis, ...]:
         return tuple(part if a == self.axis else a for a in axes if a != self.axis or not part.scalar)
@@ -185,7 +189,7 @@ class _Cut:
             case Position(axis) if axis == self.axis and part is not None:
                 return Position(part)
             case Start(axis) if axis == self.axis:
-                return Start(self.parts[0])
+                return Position(self.parts[0]) if self.parts[0].scalar else Start(self.parts[0])
             case Local(name, axes) if part is not None and self.axis in axes:
                 return replace(tile, name=self._name(name, part), axes=self._axes(axes, part))
             case Guard(arg, axes) if part is not None and self.axis in axes:
