@@ -83,7 +83,7 @@ PRODUCTS = Rates(
     described=2.74, merge=1.83, merge_rate=3720000, merge_part=0.109,
 )  # fmt: skip
 ROWS = Rates(
-    launch=3.4, start=0.266, latency=0.497, step=0.0802, special=39700, plain=3810000, l2_rate=138000, request_rate=19800, narrow=1, ragged=1,
+    launch=4.5, start=0.266, latency=0.497, step=0.0802, special=39700, plain=3810000, l2_rate=138000, request_rate=19800, narrow=1, ragged=1,
     warp_rate=17200, sync=0.000767, spills=6.3, overlap=0.253, flying=13900, bandwidth=4600000, sharp=1.8, rounds=1.54, inner=5.82, exposed=0.115,
     strip=8.29, gather=0.0153, passed=1.51, merge=2.6, merge_rate=4030000, merge_part=0.00209, begin=0.112, begin_warp=0.00133, issue=495, slots=7190,
 )  # fmt: skip
