@@ -4,6 +4,7 @@ python benchmarks/choice_regret.py                     every op of the H200's ta
 python benchmarks/choice_regret.py --ops softmax       some ops
 python benchmarks/choice_regret.py --alone             no row is evidence: the cost model by itself
 python benchmarks/choice_regret.py --untuned           an H100 as if it had no table: by the H200's rows, judged by the times of its own table
+python benchmarks/choice_regret.py --default           the default schedule competes with distant rows, where its kernel was measured at the hidden size
 
 For every kernel of every kind of call and every size at which it was measured, that size is hidden. The rows are those of a table of
 the other sizes: at each, the fastest schedule among those that were measured at the hidden size too. The regret is the time of the
@@ -32,13 +33,15 @@ from dtkernels.autoschedule.cost.coefficients import rates_of  # noqa: E402
 from dtkernels.autoschedule.cost.kernel_plan import plans  # noqa: E402
 from dtkernels.autoschedule.cost.outline import Known  # noqa: E402
 from dtkernels.autoschedule.cost.predicted_time import kernel_time, rates_for  # noqa: E402
+from dtkernels.autoschedule.default_schedule import default_schedule  # noqa: E402
 from dtkernels.codegen.target import TARGETS, Target  # noqa: E402
-from dtkernels.runtime.select.evidence import ITEMSIZE, predictions  # noqa: E402
-from dtkernels.runtime.select.row_ranking import distance, whole_labels  # noqa: E402
+from dtkernels.runtime.select.evidence import DOUBT, ITEMSIZE, predictions, weight  # noqa: E402
+from dtkernels.runtime.select.row_ranking import FAR, distance, whole_labels  # noqa: E402
+from dtkernels.runtime.select.schedule_selection import COMPILED  # noqa: E402
 from dtkernels.runtime.tables.table import Row  # noqa: E402
 from dtkernels.tuning.records.measurement_store import MeasurementMatrix, read_matrices  # noqa: E402
 from dtkernels.tuning.records.problems import CallKind, variants_of  # noqa: E402
-from dtkernels.tuning.search.candidates import KernelCandidate  # noqa: E402
+from dtkernels.tuning.search.candidates import KernelCandidate, cut  # noqa: E402
 
 STORED = ROOT / "schedule_tables" / "nvidia_h200" / "measurements.safetensors"
 UNTUNED = ROOT / "schedule_tables" / "nvidia_h100" / "measurements.safetensors"
@@ -130,13 +133,35 @@ def by_model(kernel: Kernel, rows: list[Row], sizes: dict[str, int], evidence: b
     return min(found, key=found.__getitem__)
 
 
-def regrets(kernel: Kernel, choose: Callable[[Kernel, list[Row], dict[str, int]], str]) -> Iterator[float]:
-    """Yield the regret at every size at which there is a choice."""
+def default_kernel(kernel: Kernel, sizes: dict[str, int], target: Target) -> str:
+    """Return what the default schedule chooses for the kernel; "" where it fuses in another way."""
+    dispatch = variants_of(kernel.kind)[1].dispatch
+    text = str(default_schedule(dispatch.algorithm(), dispatch.outputs, sizes, ITEMSIZE[kernel.kind.dtype], target))
+    return next((f"{p.fused}\n{p.tiles}" for p in cut(dispatch.algorithm(), dispatch.outputs, text).plans if (p.fused, p.root) == (kernel.fused, kernel.root)), "")
+
+
+def default_or(kernel: Kernel, taken: str, rows: list[Row], sizes: dict[str, int], default: str) -> str:
+    """Choose between a row's schedule and the default one as dispatch does, where the row's time is corrected by its own evidence alone."""
+    near, pitches = {}, kernel.known.pitches
+    for row in sorted(rows, key=lambda row: distance(row, sizes, pitches)):
+        near.setdefault(row.schedule, row)
+    away = distance(near[taken], sizes, pitches)
+    target = TARGETS["h100" if kernel.elsewhere else "h200"]
+    model, asked, dtype = OneKernel(kernel, target, TARGETS["h200"]), tuple(sizes.items()), kernel.kind.dtype
+    corrected = model.at(taken, asked, dtype) * math.exp(weight(away) * model.ratio(taken, near[taken]) + DOUBT * away)
+    return default if away > FAR and COMPILED * model.at(default, asked, dtype) < corrected else taken
+
+
+def regrets(kernel: Kernel, choose: Callable[[Kernel, list[Row], dict[str, int]], str], competes: bool = False) -> Iterator[float]:
+    """Yield the regret at every size at which there is a choice. ``competes``: the default schedule is one, if it was measured."""
+    target = TARGETS["h100" if kernel.elsewhere else "h200"]
     for hidden, times in kernel.times.items():
-        rows = kernel.rows(hidden)
-        schedules = {row.schedule for row in rows}
-        if len(schedules) > 1:
-            yield times[choose(kernel, rows, kernel.sizes[hidden])] / min(times[s] for s in schedules)
+        rows, sizes = kernel.rows(hidden), kernel.sizes[hidden]
+        default = default_kernel(kernel, sizes, target) if competes and rows else ""
+        schedules = {row.schedule for row in rows} | ({default} & times.keys())
+        if rows and len(schedules) > 1:
+            taken = choose(kernel, rows, sizes)
+            yield times[default_or(kernel, taken, rows, sizes, default) if default in times else taken] / min(times[s] for s in schedules)
 
 
 def line(name: str, before: list[float], after: list[float]) -> str:
@@ -154,6 +179,7 @@ def main() -> int:
     parser.add_argument("--ops", default="", help="names, separated by commas; all without")
     parser.add_argument("--alone", action="store_true", help="the cost model without evidence")
     parser.add_argument("--untuned", action="store_true", help="an H100 by the rows of an H200")
+    parser.add_argument("--default", action="store_true", help="let the default schedule compete")
     options = parser.parse_args()
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     ops = [n for n in options.ops.split(",") if n]
@@ -163,8 +189,8 @@ def main() -> int:
         judged = [replace(k, elsewhere=own) for k in kernels(read_matrices(UNTUNED)[1], ops) if (own := there.get((k.kind, k.root, k.fused)))]
     for kernel in judged:
         for name in (f"{kernel.kind.op} {kernel.kind.direction}", "all"):
-            found[name][0].extend(regrets(kernel, by_distance))
-            found[name][1].extend(regrets(kernel, lambda *asked: by_model(*asked, evidence=not options.alone)))
+            found[name][0].extend(regrets(kernel, by_distance, options.default))
+            found[name][1].extend(regrets(kernel, lambda *asked: by_model(*asked, evidence=not options.alone), options.default))
     print(f"{'':34} sizes   by distance: mean, median, 95%, worst   by model: the same")
     for name, (before, after) in sorted(found.items(), key=lambda item: (item[0] == "all", item[0])):
         if before:

@@ -29,6 +29,12 @@ class CandidateTime:
         inner = (root, reduced[-1] if reduced else "")
         self.fused = tuple(FusedFunc(m, *(placed or {}).get(m, inner)) for m in members if m != root)
 
+    @property
+    def launch(self) -> float:
+        """Return the predicted time of a kernel that moves nothing."""
+        rates = rates_of(self.problem.target.arch).rows
+        return rates.launch + rates.start
+
     def microseconds(self, config: KernelConfig) -> float:
         """Return the predicted time of the kernel by ``config``, with the copies that it asks for."""
         whole = replace(config, fused=self.fused)

@@ -66,11 +66,15 @@ class Rates(NamedTuple):
     merge: float = 3.0  #: microseconds of the kernel that merges a split
     merge_rate: float = 5e6  #: bytes of partial results
     merge_part: float = 0.05  #: of each part
+    begin: float = 0.0  #: microseconds until a multiprocessor has begun one more program
+    begin_warp: float = 0.0  #: the same for each of its warps
+    issue: float = 1e9  #: instructions of one warp, which wait for one another
+    slots: float = 1e9  #: instructions of all warps
 
 
 #: python benchmarks/fit_cost_rates.py --trials benchmarks/h200_product_grid.json, and --more with each file of benchmarks/h100/*.safetensors
 #: store_rate and stored_strip of PRODUCTS: by a grid over them, beside the others
-#: ROWS: the same, then changed one by one for as long as the mean regret fell over the kernels of the tables and of benchmarks/h100/rows_of_programs.safetensors
+#: ROWS: the same, then changed one by one for as long as the mean regret fell over the kernels of the tables and of benchmarks/h100/rows_*.safetensors
 PRODUCTS = Rates(
     launch=4.31, start=0.453, latency=0.399, step=1.5e-10, alone=0.259, rate=7040000, wide_rate=271000, few_rows=5.74, few_columns=7.82, old_units=3.05,
     few_warps=2.28, crowded=1.51, specialized=0.567, special=60700, plain=1000000, l2_rate=98800, request_rate=243000000, narrow=3.66, ragged=1.15,
@@ -79,9 +83,9 @@ PRODUCTS = Rates(
     described=2.74, merge=1.83, merge_rate=3720000, merge_part=0.109,
 )  # fmt: skip
 ROWS = Rates(
-    launch=4.5, start=0.314, latency=0.497, step=0.0417, special=57200, plain=980000, l2_rate=118000, request_rate=28200, narrow=1, ragged=1,
-    warp_rate=1510, sync=0.000113, spills=8, overlap=0.132, flying=20000, bandwidth=4400000, sharp=2.1, rounds=1.54, inner=3.85, exposed=0.298,
-    strip=3.72, gather=0.02, passed=1.96, merge=4.44, merge_rate=4030000, merge_part=0.00209,
+    launch=4.5, start=0.266, latency=0.497, step=0.0802, special=39700, plain=3810000, l2_rate=138000, request_rate=19800, narrow=1, ragged=1,
+    warp_rate=17200, sync=0.000767, spills=6.3, overlap=0.253, flying=13900, bandwidth=4600000, sharp=1.8, rounds=1.54, inner=5.82, exposed=0.115,
+    strip=8.29, gather=0.0153, passed=1.51, merge=2.6, merge_rate=4030000, merge_part=0.00209, begin=0.112, begin_warp=0.00133, issue=495, slots=7190,
 )  # fmt: skip
 STREAMS = Rates(
     launch=3.43, start=0.498, latency=0.332, step=0.0187, special=119000, plain=754000, l2_rate=49000, request_rate=39600, narrow=1.97, ragged=1.11,

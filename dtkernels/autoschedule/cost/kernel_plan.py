@@ -50,6 +50,7 @@ class KernelPlan:
         self.computes_operands = any(r.tensor in elementwise for f, _ in self.members if f.products for r in f.reads)
         self.paired = len(self.products) > 1 and len({p.reduced for p, *_ in self.products}) == 1
         self.passes = self._passes()
+        self.rescaled = self._rescaled()
         self.arithmetic = [(*a, len(self.passes[f.name]), paired_terms(f)) for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
         self.accesses = self._accesses()
         self.writes = [f for f, _ in self.members if f is own or f.name in config.written or f.name in known.outputs]
@@ -172,6 +173,15 @@ class KernelPlan:
             return ({own(name): None} if kept or not reads else {}) | {at: None for reader in whole for at in places(reader)}
 
         return {f.name: tuple(places(f.name)) for f, _ in self.members}
+
+    def _rescaled(self) -> frozenset[str]:
+        """Return the reductions that share a loop with one that is made from them: each step then adds up its terms, since all before it are rescaled."""
+        found = set()
+        for func, loop in self.members:
+            consumer, dot, label = loop.partition(".")
+            if dot and label in func.reduced and any(r.tensor == func.name for r in self.known.funcs[consumer].reads):
+                found |= {func.name, consumer}
+        return frozenset(found)
 
     def _enclosing(self, func: FuncOutline, read: Read) -> tuple[str, ...]:
         """Return the loops around a read that do not advance it, outside of one that does."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 HALF_SECTORS = 2.25  #: times as long as others take tiles of rows that begin in the middle of a sector: products on an H100 took up to 1.67 times as long (benchmarks/h100/row_strides.txt)
 L2_KEEPS = 0.5  #: the part of the L2 that holds what several waves read
+L2_KEEPS_LAST = 0.75  #: the same of rows that are read twice and asked to be evicted last: 132 rows of 131072 in 16 bits were found there again (softmax, an H100)
 ASYNC = 4  #: bytes of the smallest load that goes to shared memory by itself; smaller ones pass through registers
 PACKED = 8  #: most elements packed in one
 UNITS = 16  #: rows of the smallest tile of the matrix units
@@ -26,6 +27,9 @@ SPILLING = 0.8  #: the part of its registers from which on a thread of such a ke
 EXCHANGED = 11  #: times as long as its terms: a sum over all pairs of rows whose threads add up several terms of each step (five tiles on an H100)
 PLACES = 300  #: as many operations take the place of an element and its masks: 1.8 to 4.5 us a million elements, of five convolutions on an H100
 WARPS, BLOCKS = 64, 32  #: that a multiprocessor holds
+#: instructions of a thread for each load or store, each operation, and each exchange of values with other threads: what ptxas gave 629 kernels of rows, to 20%
+PER_LOAD, PER_OPERATION, PER_EXCHANGE, ANYWAY = 7.0, 0.7, 2.2, 48.0
+OVER_WARPS = 3  #: exchanges that take the time of one through shared memory
 
 
 class Work(NamedTuple):
@@ -71,6 +75,7 @@ class Work(NamedTuple):
     short_stores: float = 0.0  #: stores of single threads of fewer than 16 bytes, by programs that store block after block; they are among ``requests`` too
     computed: bool = False  #: whether operands of products are computed of such narrow loads
     stored_strips: float = 0.0  #: rows of blocks that all programs store so; they are among ``strips`` too
+    issued: float = 0.0  #: instructions of one warp, of a kernel without products
 
 
 class Stores(NamedTuple):
@@ -219,14 +224,14 @@ class KernelCount:
         heavy, light = self._arithmetic()
         light += self._places(reads) + (multiplied / 2 / min(self._depth(), MOST_IMPRECISE) if self._promotes() else 0.0)
         if streamed:
-            terms = self._multiplied()[0]
-            light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)
+            light, requests = light + (terms := self._multiplied()[0]), requests + terms / (2 * VECTOR / self.itemsize)
         gathered = self._sums_over_threads() if streamed else 0.0 if plan.products else self._summed()
         parted = any(x not in self.halved and len(binary_parts(self.step.get(x, 1))) > 1 for p, *_ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, stores.written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
                     stores.added, stores.cleared, len(plan.config.added), strips, parted, gathered, plan.paired, merges=plan.apart or int(merged > 0), float8=self.float8,
-                    computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips, **self._float32_products())  # fmt: skip
+                    computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips,
+                    issued=0.0 if plan.products else self._issued(requests + short, heavy + light), **self._float32_products())  # fmt: skip
 
     def _stores(self, streamed: bool, programs: int) -> Stores:
         """Count what the kernel stores, or adds to sums in memory."""
@@ -312,8 +317,33 @@ class KernelCount:
         count = 0.0
         for func, _ in self.plan.members:
             if func.reduced and any(self.step.get(x, 1) > 1 for x in func.reduced):
-                count += math.prod(max(1.0, self.filled.get(x, 1.0) / self.step.get(x, 1)) for x in func.labels)
+                count += self._times_reduced(func)
         return count * (1 + math.log2(self.plan.config.warps))
+
+    def _times_reduced(self, func: FuncOutline) -> float:
+        """Return how often a sum of a tile is added up over threads: once for each block of rows, or in each step where the sum is rescaled."""
+        loops = (*func.labels, *func.reduced) if func.name in self.plan.rescaled else func.labels
+        return math.prod(max(1.0, self.filled.get(x, 1.0) / self.step.get(x, 1)) for x in loops)
+
+    def _issued(self, loads: float, operations: float) -> float:
+        """Return the instructions of a warp, for all loads and stores of threads and all operations of a program."""
+        threads = self.target.warp_size * self.plan.config.warps
+        return ANYWAY + PER_EXCHANGE * self._exchanges() + (PER_LOAD * loads + PER_OPERATION * operations) / threads
+
+    def _exchanges(self) -> float:
+        """Return how often a thread passes on a value to add up rows: threads of a warp, then warps, share a row as far as it reaches, and hold several rows."""
+        found, threads, warps = 0.0, self.target.warp_size, self.plan.config.warps
+        for func, _ in self.plan.members:
+            terms, rows = self.elements(self.step, func.reduced), self.elements(self.step, func.labels)
+            if not func.reduced or terms <= 1:
+                continue
+            each = max(1.0, rows * terms / (threads * warps))
+            vector = min(each, max((self._vector(a.read.last, n) / n for a in self.plan.accesses if (n := self.bytes_of(a.read.tensor))), default=1.0))
+            lanes = min(float(threads), max(1.0, terms / vector))
+            across = min(float(warps), max(1.0, terms / (vector * lanes)))
+            together = threads / lanes * warps / across
+            found += self._times_reduced(func) * max(1.0, rows / together) * (math.log2(lanes) + (OVER_WARPS + math.log2(across) if across > 1 else 0.0))
+        return found
 
     def _revisited_labels(self, func: FuncOutline) -> tuple[str, ...]:
         """Return the labels whose loops, inside a block, come back to the same elements of a sum in memory."""
@@ -398,7 +428,7 @@ class KernelCount:
         wide = {a.read.tensor for a in plan.accesses if 2 * self.elements(self.step, tuple([x for x, _ in a.read.labels])) >= most}
         carried = 0
         for func, _ in plan.members:
-            carried += self._is_looped(func.reduced) and 2 * self.elements(self.step, (*func.labels, *func.reduced)) >= most
+            carried += func.name not in plan.rescaled and self._is_looped(func.reduced) and 2 * self.elements(self.step, (*func.labels, *func.reduced)) >= most
         return VALUE + READ * len(wide) + CARRIED * carried
 
     def _unique(self, read: Read, each: int) -> float:
@@ -410,13 +440,14 @@ class KernelCount:
     def _memory(self, reads: list[tuple[Access, int, float]], programs: int, at_once: int) -> float:
         """Return the bytes that all programs take from memory: each tensor once, and again where the L2 has dropped it."""
         covered, total = self._covered(at_once), 0.0
-        keeps = self.target.l2_bytes * L2_KEEPS
+        keeps, evicted_last = self.target.l2_bytes * L2_KEEPS, {t for t, policy in self.plan.config.evictions if policy == "reread"}
         passes = sum([amount for a, _, amount in reads if not a.again]) * (programs if self.plan.apart else at_once)
         for access, each, amount in reads:
             read, wave = access.read, float(each)
             unique = self._unique(read, each)
             if access.again:
-                total += unique if passes > keeps and unique > keeps else 0.0
+                held = self.target.l2_bytes * (L2_KEEPS_LAST if read.tensor in evicted_last else L2_KEEPS)
+                total += unique * max(0.0, 1 - held / passes) if unique > held else 0.0
                 continue
             if unique <= keeps:
                 total += unique

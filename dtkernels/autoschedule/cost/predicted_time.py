@@ -85,7 +85,8 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     moving = (work.memory + c.strip * work.strips + c.stored_strip * work.stored_strips) / (bandwidth * flying / (flying + c.flying))
     if (work.held == 1 or not work.products) and ahead == 1 and not (config.persistent and config.stages_of) and full:
         moving += c.exposed * full * alone / work.held  # nothing is loaded while the program computes, or less
-    took = c.launch + _overlapped(computing, moving, c.sharp) * (COMPUTED if work.computed and work.rows else 1.0)
+    beginning = 0.0 if config.persistent else (c.begin + c.begin_warp * config.warps) * work.programs / cores
+    took = c.launch + _overlapped(_overlapped(computing, moving, c.sharp), beginning, c.inner) * (COMPUTED if work.computed and work.rows else 1.0)
     if work.merged:
         took += work.merges * c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts
     if work.fetched:
@@ -116,7 +117,7 @@ def _overlapped(a: float, b: float, sharp: float) -> float:
 
 def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
     """Return the microseconds of a multiprocessor that one program takes."""
-    computing = work.heavy / c.special + work.light / c.plain
+    computing = max(work.heavy / c.special + work.light / c.plain, work.issued * config.warps / c.slots)
     loading = (work.moved + work.written + 2 * work.added) / c.l2_rate + _requests(work, c) / c.request_rate + work.short_stores / c.store_rate
     if not work.rows:
         loading *= c.passed if config.stages_of and not work.products else 1.0
@@ -201,7 +202,7 @@ def _load_latency(work: Work, config: KernelConfig, c: Rates) -> float:
         stages = 1  # loads wait for one another in registers
     ahead = max(1.0, min(stages - 1.0, work.steps))
     found = c.start + c.gather * work.gathered + work.steps * (c.latency / ahead + c.step * max(1, work.products) + c.sync * config.warps)
-    found += _requests(work, c) / (c.warp_rate * config.warps)
+    found += _requests(work, c) / (c.warp_rate * config.warps) + work.issued / c.issue
     if work.rows:  # products of one iteration that follow on one another
         found += work.multiplied / _rate(work, c) * c.alone * (c.few_warps if config.warps < GROUP and work.itemsize < 4 else 1.0)
     return found

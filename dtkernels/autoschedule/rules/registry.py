@@ -121,12 +121,13 @@ def fastest(judge: CandidateTime, usual: KernelConfig, more: Iterable[KernelConf
     best = ranked[0][0], candidates[ranked[0][1]]
     for c in dict.fromkeys(v for _, i in ranked for rule in rules for v in rule.variants(judge.problem, judge.root, candidates[i])):
         best = min(best, (time(c), c), key=lambda timed: timed[0])
-    return best[1] if best[0] < _margin(judge) * time(usual) else usual
+    return best[1] if best[0] < _well_below(time(usual), judge) else usual
 
 
-def _margin(judge: CandidateTime) -> float:
-    """Return the part of the usual choice's predicted time below which another one is taken: less where the model errs more."""
+def _well_below(microseconds: float, judge: CandidateTime) -> float:
+    """Return the predicted time below which another choice than the usual one is taken: less where the model errs more. No choice makes the launch shorter."""
     funcs = [judge.known.funcs[f] for f in (judge.root, *(m.func for m in judge.fused))]
     if any(f.products for f in funcs):
-        return FASTER
-    return SUMS_FASTER if any(f.reduced for f in funcs) else PLAIN_FASTER
+        return FASTER * microseconds
+    launch = min(microseconds, judge.launch)
+    return launch + (SUMS_FASTER if any(f.reduced for f in funcs) else PLAIN_FASTER) * (microseconds - launch)

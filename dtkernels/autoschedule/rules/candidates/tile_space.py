@@ -17,11 +17,15 @@ from ....codegen.powers_of_two import next_power_of_two
 from ....lang import expr as ex
 from ....lang.schedule_checks import reduction_labels
 from ...cost.kernel_config import KernelConfig, Sizes
+from ...cost.kernel_work import WARPS
 from ...cost.outline import paired_terms
 from ...problem import SchedulingProblem
 from ..reduction import loaded_accesses, reread, row_tiles, stores_while_reducing
 
 ELEMENTS, PLAIN = (2048, 4096, 8192, 16384, 32768), (1024, 4096, 16384)  #: of a tile, and of one without reductions, whose shape matters little
+#: the same of a kernel that has few elements for each thread that the GPU runs at once, and elements of a thread there: 1203 rows of 51 took 7.5 us in blocks of
+#: 16 rows by 2 warps, 4.9 of 8 rows by 8 warps (softmax, an H100)
+FEW, SMALL, SPREAD = 8, (128, 256, 512, 1024), (2, 4)
 LINE, RUN = 64, 512  #: bytes of the shortest run along a label of the grid, and elements of one that a loop runs along
 EACH = (16, 8, 32)  #: elements of a thread, the usual number first
 MOST_WARPS = 32
@@ -47,15 +51,23 @@ def variants(shape: SchedulingProblem, root: str, made: KernelConfig) -> Iterato
     """Yield schedules of the same tiles by other numbers of warps and parts, and with loops that load ahead."""
     if paired_terms(shape.known.funcs[root]):  # their tiles are of few useful shapes
         return
+    few = _is_short(shape, root)
     for split in _splits(shape, root, made):
         for stages in _ahead(shape, made, split):
-            for warps in _warps(shape, made.tiles):
+            for warps in _warps(shape, made.tiles, (*EACH, *SPREAD) if few else EACH):
                 yield replace(made, num_warps=warps, split=split, stages_of=stages)
 
 
-def _warps(shape: SchedulingProblem, sizes: Sizes) -> list[int]:
+def _is_short(shape: SchedulingProblem, root: str) -> bool:
+    """Return whether a kernel has few elements for each thread that the GPU runs at once: one program after another is what it waits for."""
+    labels = dict.fromkeys((*shape.algorithm[root].labels, *reduction_labels(shape.algorithm, root)))
+    threads = shape.target.multiprocessors * WARPS * shape.target.warp_size
+    return math.prod(shape.sizes[x] for x in labels) <= FEW * threads
+
+
+def _warps(shape: SchedulingProblem, sizes: Sizes, elements_each: tuple[int, ...] = EACH) -> list[int]:
     elements = math.prod(size or next_power_of_two(shape.sizes[x]) for x, size in sizes)
-    return list(dict.fromkeys(min(MOST_WARPS, max(1, elements // (each * shape.target.warp_size))) for each in EACH))
+    return list(dict.fromkeys(min(MOST_WARPS, max(1, elements // (each * shape.target.warp_size))) for each in elements_each))
 
 
 def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: KernelConfig) -> Iterator[Sizes]:
@@ -72,7 +84,8 @@ def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: Kerne
     orders = [order, [order[0], *(x for x in order[1:] if x not in blocks), *(x for x in order[1:] if x in blocks)]]
     whole = next_power_of_two(shape.sizes[order[0]])
     for places in orders[: 1 if orders[0] == orders[1] else 2]:
-        for elements in ELEMENTS if any(reduction_labels(shape.algorithm, m) for m in members) else PLAIN:
+        usual_sizes = ELEMENTS if any(reduction_labels(shape.algorithm, m) for m in members) else PLAIN
+        for elements in (*(SMALL if _is_short(shape, root) else ()), *usual_sizes):
             run = min(whole, elements)
             while run >= min(whole, least):
                 left, tile = elements, dict(kept)

@@ -1,0 +1,86 @@
+"""Kernels of rows: what the model counts of little work and of rows that are read twice, and the tiles that follow. Measured sizes are of softmax on an H100. Without torch."""
+
+import math
+
+import pytest
+
+from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.cost.kernel_plan import plans
+from dtkernels.autoschedule.cost.kernel_work import Work
+from dtkernels.autoschedule.cost.outline import Known, Outline
+from dtkernels.autoschedule.cost.predicted_time import predicted_time
+from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.codegen.powers_of_two import next_power_of_two
+from dtkernels.codegen.target import target
+from dtkernels.lang import parse
+from dtkernels.lang.schedule import Schedule
+
+H100 = target("h100")
+SOFTMAX = "Func m, t, f; In A; Var x; RVar y; m[x] = rmax(A[x, y], y); t[x] = rsum(exp(A[x, y] - m[x]), y); f[x, y] = exp(A[x, y] - m[x]) / t[x];"
+PLAIN = "Func f; In A; Var x; f[x] = maximum(A[x], 0);"
+
+
+def known(text: str) -> Known:
+    return Known(Outline.of(prepare_algorithm(parse(text).algorithm, ("f",))), ("f",))
+
+
+OF_SOFTMAX, OF_PLAIN = known(SOFTMAX), known(PLAIN)
+
+
+def rows(block: int, warps: int, step: int = 0, loop: str = "f, x", more: str = "") -> str:
+    return f"m.fuse_at({loop}); t.fuse_at(f, x); f.block(x:{block}); f.tensorize(y:{step}, x:{block}); {more} f.num_warps({warps}); f.num_stages(3);"
+
+
+def work(schedule: str, x: int, y: int) -> Work:
+    (plan,) = plans(schedule, OF_SOFTMAX)
+    return plan.at({"x": x, "y": y}, 2, H100, 1.6)
+
+
+def default(text: str, **sizes: int) -> Schedule:
+    return default_schedule(prepare_algorithm(parse(text).algorithm, ("f",)), ("f",), sizes, 2, H100)
+
+
+def test_a_warp_that_does_much_by_itself_takes_long():
+    """7.5 and 4.9 us were measured."""
+    slow, fast = (predicted_time(rows(*choice), OF_SOFTMAX, {"x": 1203, "y": 51}, 2, H100) for choice in ((16, 2), (8, 8)))
+    assert slow > 1.2 * fast
+
+
+def test_many_short_programs_take_long_to_begin():
+    """Blocks of 64, 128 and 1024 took 10.3, 7.5 and 5.7 us."""
+    times = [predicted_time(f"f.block(x:{n}); f.tensorize(x:{n}); f.num_warps(1);", OF_PLAIN, {"x": 648630}, 2, H100) for n in (64, 128, 1024)]
+    assert times[0] > 1.2 * times[1] > 1.2 * times[2]
+
+
+def test_rows_that_share_threads_are_exchanged_more_often():
+    few, many = work(rows(2, 2), 1203, 51), work(rows(16, 2), 1203, 51)
+    assert many.issued > 5 * few.issued and work(rows(16, 2), 1203, 64).issued < many.issued, "and aligned rows have vectors"
+
+
+def test_sums_that_each_step_rescales_hold_no_tile():
+    """ptxas gave 64 registers to a tile of 32768 by 32 warps, and no stack."""
+    apart, rescaled = (work(rows(1, 32, 32768, loop), 1024, 131072) for loop in ("f, x", "t, y"))
+    assert rescaled.spilled == 1 < apart.spilled
+    assert rescaled.gathered > apart.gathered, "it adds up over threads in each step"
+
+
+def test_the_cache_holds_rows_that_few_programs_read_twice():
+    once, twice = 2 * 2 * 1024 * 131072, 3 * 2 * 1024 * 131072
+    assert work(rows(1, 32, 32768, "t, y", "f.evict(A:reread);"), 1024, 131072).memory == once
+    assert once < work(rows(1, 4, 2048, "t, y", "f.evict(A:reread);"), 1024, 131072).memory <= twice
+
+
+@pytest.mark.parametrize("x, y", [(1203, 51), (300, 51), (5000, 7)])
+def test_little_work_is_spread_over_many_threads(x, y):
+    schedule = default(SOFTMAX, x=x, y=y)
+    elements = schedule.sizes("f", "block")["x"] * next_power_of_two(y)
+    assert elements / (32 * schedule.number("f", "num_warps")) <= 8, str(schedule)
+    programs = math.ceil(x / schedule.sizes("f", "block")["x"])
+    assert programs * schedule.number("f", "num_warps") >= 132 or elements <= 128
+
+
+def test_long_rows_are_read_by_programs_of_which_the_cache_holds_all_rows():
+    """Rows that start anywhere: of 20343 elements 71 us in steps of 8192 by 8 warps, of 100001 in steps of 16384 by 16 warps 245 for 274."""
+    short, long = default(SOFTMAX, x=1747, y=20343), default(SOFTMAX, x=900, y=100001)
+    assert (short.sizes("f", "tensorize")["y"], short.number("f", "num_warps")) == (8192, 8)
+    assert long.sizes("f", "tensorize")["y"] == 16384 and long.number("f", "num_warps") >= 16
