@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import build as build_tool
+
 from dtkernels import ops
 from dtkernels.lang.errors import DTError
 from dtkernels.ops.registry import register

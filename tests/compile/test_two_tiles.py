@@ -46,6 +46,12 @@ def test_both_tiles_are_products_of_warp_groups_in_registers(columns, widths, tm
     assert "STACK:0" in usage, usage
 
 
+def test_results_that_go_by_pointers_say_where_the_second_tile_begins():
+    """Gluon's text, which no interpreter runs: with wide heads there is no room to gather results for a descriptor."""
+    text = emit(default(160, "h200"), "call", target("h200"))
+    assert "n_rest = TILE_n + gl.arange(0, TILE_n_1, COLUMNS_n_rest)" in text and "n_rest[None, :] * f_stride_n" in text
+
+
 @pytest.mark.parametrize("gpu", ["a100", "l40s", "b200"])
 @pytest.mark.parametrize("columns", [96, 160])
 def test_other_targets_compile(gpu, columns):

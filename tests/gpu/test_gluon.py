@@ -60,6 +60,21 @@ def test_attention(mask, rows, keys, wide, group):
     assert (found.double() - exact).abs().max() <= own + 2.0**-9 * exact.abs().max()
 
 
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("stored", ["att.descriptor(Q, K, V, att);", "att.descriptor(Q, K, V);"])
+@pytest.mark.parametrize("wide, rows", [(72, 1000), (96, 513), (160, 1000), (192, 130)])
+def test_heads_that_two_tiles_hold(wide, rows, stored, mask):
+    """Results go through descriptors or by pointers: each has its own way to say where the second tile begins."""
+    score, visible = MASKS[mask]
+    text = attention(score).replace("att.descriptor(Q, K, V, att);", stored).replace("l:128", "l:64") + "att.two_tiles(d, n);"
+    generator = torch.Generator("cuda").manual_seed(rows + wide)
+    q, k, v = (torch.randn(2, 2, rows, wide, device="cuda", generator=generator).bfloat16() for _ in range(3))
+    found = compiled(text)(q, k, v, wide**-0.5)
+    exact = scaled(q.double(), k.double(), v.double(), 1, visible)
+    own = (scaled(q, k, v, 1, visible).double() - exact).abs().max()
+    assert (found.double() - exact).abs().max() <= own + 2.0**-9 * exact.abs().max()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("m, n, k", [(512, 512, 512), (1000, 1064, 520), (1, 8, 64), (4096, 4096, 72)])
 def test_product(m, n, k, dtype):
