@@ -15,9 +15,9 @@ TAKEN = frozenset(
     {
         *keyword.kwlist, "__debug__", "torch", "triton", "tl", "gl", "gluon", "hopper", "tma", "mbarrier", "new_names", "tma_load", "tma_store",
         "range", "min", "max", "isinstance", "float", "int", "pid", "tile_id", "sizes", "dtype", "INDEX", "PRECISION", "EXACT", "ON_GPU", "EXP_DEGREE", "STAGES",
-        "whole", "launch", "index_type", "whole_numbers", "dot_precision", "exact_products", "programs", "whole_waves", "waves_before_parts", "tiles_before", "tail_block", "nvidia_only",
-        "cluster",
-        "unrolled", "described", "operand_dtype", "piece", "language_type", "in_any_order", "has_float8", "float8_units", "float8_bits", "float8_pointer", "float8_type", "FLOAT8",
+        "whole", "first_tile", "second_tile", "launch", "index_type", "whole_numbers", "dot_precision", "exact_products", "programs", "whole_waves", "waves_before_parts", "tiles_before", "tail_block",
+        "nvidia_only", "cluster", "unrolled",
+        "described", "operand_dtype", "piece", "language_type", "in_any_order", "has_float8", "float8_units", "float8_bits", "float8_pointer", "float8_type", "FLOAT8",
         *(f"{word}_{name}" for name in FLOAT8 for word in ("from", "code_of", "round_to")),
         "DEPENDENT", "dependent", "overlapping", "warpgroups", "float8_warpgroups", "ring_stages", "descriptor_memory", "extents", "hardware_tanh", "exp_degree", "linear_recurrence",
         *(f"exp2_{part}_of_{whole}{form}" for part, whole in SHARES for form in ("", "_if_wide")),

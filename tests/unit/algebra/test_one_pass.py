@@ -65,8 +65,8 @@ def test_outputs_made_element_by_element_of_the_same_inputs_share_a_kernel(op, c
 
 
 def test_the_gradient_of_logits_is_one_pass(capsys):
-    (text,) = kernels(capsys, "cross_entropy", "8192x32768").values()
-    assert count("load", "A", text) == 1 and count("store", "d_A", text) == 1
+    found = kernels(capsys, "cross_entropy", "8192x32768").values()  # a kernel of numbers, one a row, may come before it
+    assert sum(count("load", "A", text) for text in found) == 1 and sum(count("store", "d_A", text) for text in found) == 1
 
 
 @pytest.mark.parametrize("op, single", [("rmsnorm", ["square_kept"]), ("layernorm", ["mean_kept", "variance_kept"]),
