@@ -93,7 +93,8 @@ def build(recorder: Recorder, target: GPUTarget):
     options = {k: v for k, v in recorder.named.items() if k not in names} | {"enable_fp_fusion": True}
     signature |= {k: "constexpr" for k in recorder.named if k in names}
     constants |= {(names.index(k),): v for k, v in recorder.named.items() if k in names}
-    return triton.compile(ASTSource(recorder.kernel, signature, constants, aligned), target=target, options=options)
+    kernel = getattr(recorder.kernel, "jit", recorder.kernel)  # Triton 3.6 compiles its own functions only, not what launches them
+    return triton.compile(ASTSource(kernel, signature, constants, aligned), target=target, options=options)
 
 
 def assembly(built) -> str:
