@@ -13,7 +13,7 @@ from .rules.candidates.two_tiles import held_by_two, held_width
 from .rules.reduction import ROW_LIMIT
 from .rules.row_column_reduction import row_column_tiles
 
-BY_TWO_TILES = 384  #: columns of accumulators that two tiles hold: two of 160 took 0.92 of the time of two kernels on an H100, two of 192 0.95 and 1.01
+MOST_BY_TWO_TILES = 384  #: columns of accumulators that two tiles hold: two of 160 took 0.92 of the time of two kernels on an H100, two of 192 0.95 and 1.01
 
 
 def fused_outputs(shape: SchedulingProblem, loads_sum_operands: Callable[[str, str], bool], rows: bool) -> dict[str, tuple[str, str]]:
@@ -80,7 +80,7 @@ def _both_fit_in_registers(shape: SchedulingProblem, output: str, root: str) -> 
         return True
     sides = [label for f in (output, root) for label in shape.algorithm[f].labels[-1:]]
     if shape.itemsize == 2 and shape.target.backend == "cuda" and all(shape.sizes[label] <= WHOLE_SIDE and held_by_two(shape.sizes, label) for label in sides):
-        return sum(held_width(shape.sizes, label) for label in sides) <= BY_TWO_TILES
+        return sum(held_width(shape.sizes, label) for label in sides) <= MOST_BY_TWO_TILES
     widths = [next_power_of_two(shape.sizes[label]) for label in sides]
     return sum(w for w in widths if w <= WHOLE_SIDE) <= WHOLE_SIDE  # wider ones are cut into blocks
 

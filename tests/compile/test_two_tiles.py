@@ -69,6 +69,6 @@ def test_other_targets_compile(gpu, columns):
 
 @pytest.mark.parametrize("columns, two", [(128, ()), (112, ()), (48, ()), (96, ("d", "n")), (72, ("d", "n")), (192, ())])
 def test_only_extents_far_from_a_power_of_two_take_two_tiles(columns, two):
-    """Wide results of warp groups take one: see BY_TWO_TILES of the rule."""
+    """Wide results of warp groups take one: see WIDEST_IN_TWO of the rule."""
     (kernel,) = read_schedule(str(default(columns, "h100").schedule)).kernels
     assert tuple(sorted(kernel.two_tiles)) == two

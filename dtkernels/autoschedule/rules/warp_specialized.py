@@ -20,7 +20,7 @@ COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for t
 _LONG = tuple(fn for fn in SLOW if fn not in ("exp", "exp2", "sqrt", "rsqrt"))
 SHORTEST_LOOP = 4096  #: elements from which on consumers of 64 columns repay what it takes to start them
 SHALLOWEST = 2  #: stages of the rings
-BY_TWO_TILES = 128  #: most columns of one tile that two replace by default: wider results go by pointers, a form that has not run on a GPU since it was mended
+WIDEST_IN_TWO = 128  #: most columns of one tile that two replace by default: wider results go by pointers, a form that has not run on a GPU since it was mended
 MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the default takes what was measured
 
 
@@ -56,7 +56,7 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     widest = max(next_power_of_two(sizes[w]) for w in whole)
     if widest <= 64 and sizes[loop] < SHORTEST_LOOP:
         return None  # measured, attention of 64 columns: at 1024 keys 103 us against 93 by Triton's text, at 4096 1167 against 1169, causal 651 against 690
-    two = widest <= BY_TWO_TILES
+    two = widest <= WIDEST_IN_TWO
     held = max(held_width(sizes, w) for w in whole) if two else widest
     step = _step_size(shape, dots, members, {rows, loop}, held)
     while step > 64 and (ROWS + 2 * SHALLOWEST * step) * held * shape.itemsize > shape.target.shared_bytes:

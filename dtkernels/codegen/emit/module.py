@@ -62,7 +62,7 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     parts += [HELPERS[h] for h in helpers]
     parts += [helper(h) for h in sorted({h for t in gluon for h in t.helpers})]
     parts += [
-        text.replace("{minimum}", str(minimum)) if name in ("whole", "first_tile", "second_tile") else text
+        text.replace("{minimum}", str(minimum))
         for name, text in SUPPORT.items()
         if f"{name}(" in used or f"({name})" in used
     ]

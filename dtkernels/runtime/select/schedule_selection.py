@@ -126,9 +126,9 @@ def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target)
     kernels where two tiles hold what the row holds by one: how the model errs on products that wait for each other is the same for both.
     """
     first, there = choice.usable[0], predicted_time(text, known, dict(bucket_of(choice.sizes)), ITEMSIZE[dtype], target)
-    told = [c for c in choice.usable if c.exact and c.row.measured and c.row.microseconds and not copied_inputs(c.row.schedule)]
     same = tiles_of if copied_inputs(text) else kernels_of if has_two_tiles(text) else None
-    alike = [c for c in told if same(c.row.schedule) == same(text)] if same else []
+    told = [c for c in choice.usable if c.exact and c.row.measured and c.row.microseconds and not copied_inputs(c.row.schedule)] if same else []
+    alike = [c for c in told if same and same(c.row.schedule) == same(text)]
     if alike:
         nearest = min(alike, key=lambda c: c.distance)
         model = TimeModel(known, target, _measured_on(choice.table.gpu, target))

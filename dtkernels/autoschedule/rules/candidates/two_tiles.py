@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from ....codegen.powers_of_two import next_power_of_two, two_tiles
 from ...cost.kernel_config import KernelConfig
+from ...cost.kernel_work import UNITS
 from ...problem import SchedulingProblem
 
-UNITS = 16  #: elements of the smallest tile of the matrix units
 NARROW = 64  #: elements up to which one padded tile takes no longer
 
 
