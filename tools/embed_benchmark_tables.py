@@ -1,7 +1,7 @@
 """Write tables of measured figures into a page, from the raw output of tools/bench.py.
 
-    python tools/embed_benchmark_tables.py README.md            rewrite every marked table of the page
-    python tools/embed_benchmark_tables.py README.md --check    exit with 1 if a table differs from its files
+    python tools/embed_benchmark_tables.py docs/benchmarks.md            rewrite every marked table of the page
+    python tools/embed_benchmark_tables.py docs/benchmarks.md --check    exit with 1 if a table differs from its files
 
 A table stands between ``<!-- figures: [extremes] FILE.json ... [only REGEX] -->`` and ``<!-- /figures -->``. File names are relative
 to the root of the project; REGEX is matched against "op shape direction". Figures of a later file replace those of an earlier one.
