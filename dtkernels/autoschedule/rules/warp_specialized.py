@@ -19,7 +19,6 @@ ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
 _LONG = tuple(fn for fn in SLOW if fn not in ("exp", "exp2", "sqrt", "rsqrt"))
 SHORTEST_LOOP = 4096  #: elements from which on consumers of 64 columns repay what it takes to start them
-SHALLOWEST = 2  #: stages of the rings
 WIDEST_IN_TWO = 128  #: most columns of one tile that two replace by default: wider results go by pointers, a form that has not run on a GPU since it was mended
 MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the default takes what was measured
 
@@ -59,8 +58,6 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     two = widest <= WIDEST_IN_TWO
     held = max(held_width(sizes, w) for w in whole) if two else widest
     step = _step_size(shape, dots, members, {rows, loop}, held)
-    while step > 64 and (ROWS + 2 * SHALLOWEST * step) * held * shape.itemsize > shape.target.shared_bytes:
-        step //= 2
     tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
     deep = 2 if widest > 128 or widest > 64 and step == 128 else 3
     written = written if widest <= 128 and shape.result_bytes() == 2 else []  # else no room to gather what is stored

@@ -365,10 +365,11 @@ class _KernelPrinter:
         """Return the constant that says that ``axis`` never passes its extent, so that its mask folds away."""
         size = f"size_{axis.label}"
         step = self.blocks[axis.label] * self.pieces.get(axis.label, 1) if self.starts[axis].startswith("block") else (axis.whole or axis).tile
-        value = f"{size} % {step} == 0" if step != WHOLE else f"{size} == {self._whole(axis.label)}"
         if axis.half:
             first = self._held(replace(axis, half=1))
             value = f"{size} >= {first}" if axis.half == 1 else f"{size} == {first} + {self._held(axis)}"
+        else:
+            value = f"{size} % {step} == 0" if step != WHOLE else f"{size} == {self._whole(axis.label)}"
         name, count = f"EVEN_{axis.label}", 0
         while self.even.get(name, value) != value:
             count += 1
