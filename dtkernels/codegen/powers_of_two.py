@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+UNITS = 16  #: elements of the smallest tile of the matrix units
+NARROW = 64  #: elements up to which one padded tile takes no longer than two: attention of 40 and 48 columns on an H100
+
 
 def next_power_of_two(n: int) -> int:
     """Return the smallest power of two that is at least ``n``; 1 for 0."""
@@ -17,6 +20,12 @@ def two_tiles(n: int, least: int) -> tuple[int, int]:
     """Return the tiles that hold ``n`` elements, each a power of two and at least ``least``: half of what one would be, and one for the rest."""
     low = max(least, next_power_of_two(n) // 2)
     return low, max(least, next_power_of_two(n - low))
+
+
+def two_tiles_are_shorter(n: int) -> bool:
+    """Return whether two tiles of the matrix units hold ``n`` elements in less than one would, and more than the narrowest that pays."""
+    one = next_power_of_two(n)
+    return one > NARROW and sum(two_tiles(n, UNITS)) < one
 
 
 def last_power_of_two(n: int) -> int:

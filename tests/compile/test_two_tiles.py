@@ -67,8 +67,7 @@ def test_other_targets_compile(gpu, columns):
         assert kernel.metadata.shared <= target(gpu).shared_bytes
 
 
-@pytest.mark.parametrize("columns, two", [(128, ()), (112, ()), (48, ()), (96, ("d", "n")), (72, ("d", "n")), (192, ())])
+@pytest.mark.parametrize("columns, two", [(128, ()), (112, ()), (48, ()), (96, ("d", "n")), (72, ("d", "n")), (192, ("d", "n")), (224, ())])
 def test_only_extents_far_from_a_power_of_two_take_two_tiles(columns, two):
-    """Wide results of warp groups take one: see WIDEST_IN_TWO of the rule."""
     (kernel,) = read_schedule(str(default(columns, "h100").schedule)).kernels
     assert tuple(sorted(kernel.two_tiles)) == two

@@ -22,7 +22,7 @@ class CandidateTime:
     """
 
     def __init__(self, problem: SchedulingProblem, root: str, members: Sequence[str], placed: Mapping[str, tuple[str, str]] | None = None):
-        self.problem, self.root = problem, root
+        self.problem, self.root, self.members = problem, root, list(members)
         self.known = problem.known
         reduced = self.known.funcs[root].reduced
         self.plans: dict[tuple, KernelPlan] = {}  #: by what does not depend on sizes

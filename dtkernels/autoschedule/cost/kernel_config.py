@@ -351,9 +351,9 @@ def kernels_of(schedule: str) -> tuple[tuple[str, tuple[FusedFunc, ...]], ...]:
 
 
 @lru_cache(maxsize=4096)
-def has_two_tiles(schedule: str) -> bool:
-    """Return whether two tiles hold a whole extent in a kernel."""
-    return any(c.two_tiles for k in read_kernels(schedule) for c in k.choices())
+def halved_labels(schedule: str) -> tuple[str, ...]:
+    """Return the labels whose whole extent two tiles hold in a kernel."""
+    return tuple(dict.fromkeys(label for k in read_kernels(schedule) for c in k.choices() for label in c.two_tiles))
 
 
 def copied_inputs(schedule: str) -> tuple[str, ...]:

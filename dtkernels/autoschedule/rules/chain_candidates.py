@@ -13,6 +13,7 @@ from ...codegen.powers_of_two import next_power_of_two
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem, whole_parts
+from .candidates.chain_tiles import chain_tiles
 from .candidates.two_tiles import held_by_two, in_two_tiles
 from .chained_gemm import Chain
 
@@ -45,6 +46,8 @@ def chain_candidates(shape: SchedulingProblem, root: str, members: list[str]) ->
             yield from in_two_tiles(shape, config)
     elif not chain.has_narrow_product():
         yield from _of_several_products(chain)
+    if not chain.has_narrow_product():
+        yield from chain_tiles(chain)
 
 
 def _of_plain_pair(chain: Chain) -> Iterator[KernelConfig]:

@@ -96,7 +96,7 @@ class Chain:
         Where their rows start anywhere each is loaded by itself, by every thread that needs it, in every step: on an H200 attention's
         backward of 4001 rows took 1.2 to 1.6 times as long. A copy takes as long as a step or two of a long loop.
         """
-        found = self._lower_rank_operands() if self.shape.itemsize == 2 and self._accumulator_count() > 1 else {}
+        found = self._lower_rank_operands() if self.shape.itemsize == 2 and self.accumulators() > 1 else {}
         odd = tuple(t for t, k in found.items() if self.shape.sizes[k] % 16 and tile.get(k, 0) and self.shape.sizes[k] // tile[k] >= LONG)
         return {"staged": odd} if odd else {}
 
@@ -182,21 +182,21 @@ class Chain:
 
         Under a mask tiles are smaller, since on its edge they are work for nothing. ``packed``: rows of the tile of a packed group, 0 without.
         """
-        itemsize, products = self.shape.itemsize, self._products()
+        itemsize, products = self.shape.itemsize, self.products()
         if self.has_narrow_product():
             return 64, 256 // itemsize, 4, 4
         if packed:
             step = max(32, 2048 // packed) if wide <= 128 and itemsize == 2 else 32  # as many scores for any group
             return 16, step, 4, self.stages(packed, step, wide, 3)
         if itemsize == 4:
-            alone = self._accumulator_count() == 1
+            alone = self.accumulators() == 1
             step, stages = (64, 3) if wide <= 64 and alone else (32 if wide < 128 or not alone else 16, 2)
             return 64, step, 8 if wide >= 128 else 4, self.stages(64, step, wide, stages)
         if wide <= 64 or wide <= 128 and products == 2:
             rows, step, warps, stages = 64, 64, 4, 3
         elif wide > 128:
-            rows, step, warps, stages = (128, 64, 8, 2) if products == 2 else (128, 32, 8, 3) if self._accumulator_count() == 1 else (64, 64, 8, 2)
-        elif self._accumulator_count() == 1:
+            rows, step, warps, stages = (128, 64, 8, 2) if products == 2 else (128, 32, 8, 3) if self.accumulators() == 1 else (64, 64, 8, 2)
+        elif self.accumulators() == 1:
             rows, step, warps, stages = 128, 64, 8, 3
         else:
             rows, step, warps, stages = (64, 64, 4, 2) if self._has_mask() and not self._is_large_and_unaligned() else (128, 64, 8, 3)
@@ -216,16 +216,21 @@ class Chain:
     def has_narrow_product(self) -> bool:
         return any(self.shape.holds_chain(m, self.root) for m in self.members[1:])
 
-    def _products(self) -> int:
+    def summed(self) -> tuple[str, ...]:
+        """Return the labels that the kernel's own sum goes over."""
+        return reduction_labels(self.shape.algorithm, self.root)
+
+    def products(self) -> int:
+        """Count the products of the kernel."""
         return sum(len(self.shape.dots(m)) for m in self.members)
 
-    def _accumulator_count(self) -> int:
+    def accumulators(self) -> int:
         """Count the accumulators that a program holds at once."""
         return 1 + sum(1 for m in self.members[1:] if m in self.shape.outputs and self.shape.dots(m))
 
     def is_plain_pair(self) -> bool:
         """Return whether the chain is two products with one accumulator that reads the other's result in wide tiles."""
-        return self._products() == 2 and self._accumulator_count() == 1 and not self.has_narrow_product()
+        return self.products() == 2 and self.accumulators() == 1 and not self.has_narrow_product()
 
     def even_split(self, block: dict[str, int], tile: dict[str, int]) -> dict[str, Any]:
         """Split, under a mask, a long sum that it does not cut short: its parts take equally long, those of a triangle do not.

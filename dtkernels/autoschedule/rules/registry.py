@@ -14,6 +14,7 @@ from ..cost.candidate_time import CandidateTime
 from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem
 from .candidates.blocked_sums import swept_configs
+from .candidates.chain_tiles import chain_variants
 from .candidates.paired_sums import paired_sum_candidates
 from .candidates.split_rows import split_row_candidates
 from .candidates.streamed_gemm import streamed_candidates
@@ -44,7 +45,7 @@ class Rule(NamedTuple):
 
     kind: str
     candidates: Candidates
-    variants: Callable[[SchedulingProblem, str, KernelConfig], Iterable[KernelConfig]] = lambda shape, root, config: ()
+    variants: Callable[[SchedulingProblem, str, list[str], KernelConfig], Iterable[KernelConfig]] = lambda shape, root, members, config: ()
 
 
 def _only(tiles: Callable[[SchedulingProblem, str, list[str]], KernelConfig | None]) -> Candidates:
@@ -68,7 +69,7 @@ KINDS = (
     Kind(ROWS, _only(row_tiles)),
 )
 RULES = (
-    Rule("chained products", chain_candidates),
+    Rule("chained products", chain_candidates, chain_variants),
     Rule("products", streamed_candidates),
     Rule("products", window_candidates),
     Rule(BOTH, row_column_candidates),
@@ -98,7 +99,7 @@ def proposals(shape: SchedulingProblem, root: str, members: list[str]) -> Iterat
     yield usual
     for config in proposed:
         yield config
-        yield from (v for rule in rules for v in rule.variants(shape, root, config))
+        yield from (v for rule in rules for v in rule.variants(shape, root, members, config))
 
 
 def _proposed(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[KernelConfig, Iterator[KernelConfig], list[Rule]]:
@@ -119,7 +120,7 @@ def fastest(judge: CandidateTime, usual: KernelConfig, more: Iterable[KernelConf
     time = judge.microseconds
     ranked = sorted((time(c), i) for i, c in enumerate(candidates))[:PROMISING]
     best = ranked[0][0], candidates[ranked[0][1]]
-    for c in dict.fromkeys(v for _, i in ranked for rule in rules for v in rule.variants(judge.problem, judge.root, candidates[i])):
+    for c in dict.fromkeys(v for _, i in ranked for rule in rules for v in rule.variants(judge.problem, judge.root, judge.members, candidates[i])):
         best = min(best, (time(c), c), key=lambda timed: timed[0])
     return best[1] if best[0] < _well_below(time(usual), judge) else usual
 

@@ -19,7 +19,6 @@ ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
 _LONG = tuple(fn for fn in SLOW if fn not in ("exp", "exp2", "sqrt", "rsqrt"))
 SHORTEST_LOOP = 4096  #: elements from which on consumers of 64 columns repay what it takes to start them
-WIDEST_IN_TWO = 128  #: most columns of one tile that two replace by default: wider results go by pointers, a form that has not run on a GPU since it was mended
 MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the default takes what was measured
 
 
@@ -55,17 +54,18 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     widest = max(next_power_of_two(sizes[w]) for w in whole)
     if widest <= 64 and sizes[loop] < SHORTEST_LOOP:
         return None  # measured, attention of 64 columns: at 1024 keys 103 us against 93 by Triton's text, at 4096 1167 against 1169, causal 651 against 690
-    two = widest <= WIDEST_IN_TWO
-    held = max(held_width(sizes, w) for w in whole) if two else widest
+    held = max(held_width(sizes, w) for w in whole)
     step = _step_size(shape, dots, members, {rows, loop}, held)
-    tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
     deep = 2 if widest > 128 or widest > 64 and step == 128 else 3
+    while (ROWS + 2 * deep * step) * held * shape.itemsize > shape.target.shared_bytes:
+        step //= 2
+    tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
     written = written if widest <= 128 and shape.result_bytes() == 2 else []  # else no room to gather what is stored
     config = KernelConfig(
         root, tuple(block.items()), tuple(tile.items()), descriptors=(*sorted(read), *written), persistent=True, specialized=(loop,), stages_of=((loop, deep),),
         approximations=_exponentials(shape, members, widest), num_warps=8,
     )  # fmt: skip
-    return next(in_two_tiles(shape, config), config) if two else config
+    return next(in_two_tiles(shape, config), config)
 
 
 def _exponentials(shape: SchedulingProblem, members: list[str], widest: int) -> Pairs:

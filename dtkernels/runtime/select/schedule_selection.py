@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ...autoschedule.cost.kernel_config import copied_inputs, has_two_tiles, kernels_of, tiles_of
+from ...autoschedule.cost.kernel_config import copied_inputs, halved_labels, kernels_of, tiled_labels, tiles_of
 from ...autoschedule.cost.outline import Known
 from ...autoschedule.cost.predicted_time import predicted_time
+from ...codegen.powers_of_two import two_tiles_are_shorter
 from ...codegen.target import TARGETS, Target
 from ..tables.table import Gpu, RowKey
 from .evidence import ITEMSIZE, TimeModel, weight
@@ -126,7 +127,7 @@ def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target)
     kernels where two tiles hold what the row holds by one: how the model errs on products that wait for each other is the same for both.
     """
     first, there = choice.usable[0], predicted_time(text, known, dict(bucket_of(choice.sizes)), ITEMSIZE[dtype], target)
-    same = tiles_of if copied_inputs(text) else kernels_of if has_two_tiles(text) else None
+    same = tiles_of if copied_inputs(text) else kernels_of if halved_labels(text) else None
     told = [c for c in choice.usable if c.exact and c.row.measured and c.row.microseconds and not copied_inputs(c.row.schedule)] if same else []
     alike = [c for c in told if same and same(c.row.schedule) == same(text)]
     if alike:
@@ -136,9 +137,19 @@ def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target)
     return replace(choice, default=there) if COMPILED * there < first.predicted else choice
 
 
-def default_may_be_faster(choice: Choice) -> bool:
-    """Whether the best row is so far from the call, or for another number, that the default schedule may be better."""
-    return bool(choice.usable) and (choice.usable[0].distance > FAR or not choice.usable[0].exact)
+def default_may_be_faster(choice: Choice, known: Known) -> bool:
+    """Whether the best row is so far from the call, or for another number, that the default schedule may be better; or pads what two tiles would hold."""
+    if not choice.usable:
+        return False
+    first = choice.usable[0]
+    return first.distance > FAR or not first.exact or first.distance > 0 and _pads(first.row.schedule, choice.sizes, known)
+
+
+def _pads(schedule: str, sizes: dict[str, int], known: Known) -> bool:
+    """Return whether one tile of a schedule holds a whole extent of a product that two shorter ones would."""
+    sides = {label for f in known.outline.funcs for p in f.products for label in (*p.labels, *p.rows, *p.columns)}
+    whole = {*tiled_labels(schedule)[1]} - {*halved_labels(schedule)}
+    return any(two_tiles_are_shorter(sizes[label]) for label in whole & sides & sizes.keys())
 
 
 def scheduled(algorithm: Algorithm, text: str) -> Program:

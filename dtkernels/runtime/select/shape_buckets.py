@@ -62,8 +62,8 @@ class ScheduleCache:
         return self.default_plan(choice, itemsize, target)
 
     def compete(self, choice: Choice, dtype: str, itemsize: int | InputTypes, known: Known, target: Target) -> Choice:
-        """Let the default schedule compete where the best row is far."""
-        if not default_may_be_faster(choice):
+        """Let the default schedule compete where it may be faster than the best row."""
+        if not default_may_be_faster(choice, known):
             return choice
         try:
             return settled(choice, str(self.default_plan(choice, itemsize, target).program.schedule), dtype, known, target)

@@ -47,7 +47,7 @@ def tile_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> 
         yield replace(made, split=split) if split else made
 
 
-def variants(shape: SchedulingProblem, root: str, made: KernelConfig) -> Iterator[KernelConfig]:
+def variants(shape: SchedulingProblem, root: str, members: list[str], made: KernelConfig) -> Iterator[KernelConfig]:
     """Yield schedules of the same tiles by other numbers of warps and parts, and with loops that load ahead."""
     if paired_terms(shape.known.funcs[root]):  # their tiles are of few useful shapes
         return

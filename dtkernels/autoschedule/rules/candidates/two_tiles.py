@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ....codegen.powers_of_two import next_power_of_two, two_tiles
+from ....codegen.powers_of_two import UNITS, next_power_of_two, two_tiles, two_tiles_are_shorter
 from ...cost.kernel_config import KernelConfig
-from ...cost.kernel_work import UNITS
 from ...problem import SchedulingProblem
-
-NARROW = 64  #: elements up to which one padded tile takes no longer
 
 
 def held_by_two(sizes: dict[str, int], label: str) -> bool:
     """Return whether two tiles that hold the whole of a label are shorter than one."""
-    one = next_power_of_two(sizes[label])
-    return one > NARROW and sum(two_tiles(sizes[label], UNITS)) < one
+    return two_tiles_are_shorter(sizes[label])
 
 
 def held_width(sizes: dict[str, int], label: str) -> int:
