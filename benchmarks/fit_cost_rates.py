@@ -33,7 +33,9 @@ from dtkernels.runtime.select.evidence import ITEMSIZE
 from dtkernels.tuning.records.measurement_store import read_matrices
 from dtkernels.tuning.records.problems import CallKind, variants_of
 
-OF_PRODUCTS = ("step", "alone", "rate", "wide_rate", "few_rows", "few_columns", "old_units", "few_warps", "crowded", "specialized", "beside", "doubled", "lone", "parted", "paired", "pipelined")
+OF_PRODUCTS = ("step", "alone", "rate", "wide_rate", "few_rows", "few_columns", "old_units", "few_warps", "crowded", "specialized", "beside", "doubled", "lone", "parted",
+               "paired", "pipelined", "serial")  # fmt: skip
+NEVER = 1e8  #: amounts a microsecond from which on a rate costs nothing: its kind does not have it
 KEPT = ("live", "ordinary_rate")  #: the first decides how many programs run at once, which is counted once; of the second there are few times
 #: rates that may not leave these ranges; others may change by a factor of 20
 BOUNDS = {
@@ -41,7 +43,7 @@ BOUNDS = {
     "old_units": (0.8, 6), "few_warps": (1, 12), "crowded": (1, 4), "narrow": (1, 10), "ragged": (1, 4), "alone": (0.1, 4), "launch": (1.5, 4.5),
     "start": (0.3, 3), "latency": (0.1, 2), "sync": (1e-5, 0.05), "spills": (0.3, 40), "flying": (2e4, 4e6), "bandwidth": (3.3e6, 4.8e6),
     "strip": (1.0, 128), "gather": (0.001, 1.0), "refilled": (1.0, 2.0), "described": (0.3, 3), "quartered": (1.0, 2.0), "tall": (1.0, 1.4), "low": (1.0, 1.6),
-    "doubled": (1.0, 1.6), "lone": (1.0, 1.6), "parted": (1.0, 2.0), "paired": (1.0, 2.0), "passed": (0.5, 4.0),
+    "doubled": (1.0, 1.6), "lone": (1.0, 1.6), "parted": (1.0, 2.0), "paired": (1.0, 2.0), "passed": (0.5, 4.0), "serial": (0.05, 40),
     "rate": (5e6, 8e6), "l2_rate": (2.5e4, 1.2e5), "special": (2e4, 3e5), "plain": (5e4, 1e6),
 }  # fmt: skip
 H200, H100 = TARGETS["h200"], TARGETS["h100"]
@@ -138,7 +140,7 @@ def main() -> int:
         if kind not in options.kinds:
             continue
         own = [s for s in samples if s.work and all(rates_for(w, shipped) is rates for w, _ in s.work)]
-        names = [*common, *OF_PRODUCTS] if kind == "products" else [*common, "step"]
+        names = [n for n in ([*common, *OF_PRODUCTS] if kind in ("products", "chains") else [*common, "step"]) if 0 < getattr(rates, n) < NEVER]
         found = fitted(rates, own, names, options.steps)
         said = ", ".join(f"{n}={float(format(v, '.3g')):.10g}" for n, v in found._asdict().items() if n in names)
         print(f"{kind.upper()} = Rates({said})  # {len(own)} times", flush=True)

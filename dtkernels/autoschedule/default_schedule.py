@@ -51,6 +51,7 @@ from .summed_products import SummedProduct, beside, summed_product
 
 STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
+HOST = 1.0  #: microseconds that the host takes for another launch
 MOST_STORED = 4  #: Funcs that other kernels store for one way to fuse, at most
 MUCH_FASTER = 0.6  #: the same where it stores products of long sums that are larger than the L2
 KEPT = 1 << 25  #: bytes of intermediate results that a faster way may write: they stay in the L2
@@ -174,7 +175,7 @@ class _Fusion:
             return ways
         usual, faster = self.time(ways[0]), 1.0 if self.reads_twice(ways[0]) else FASTER
         most = max(self.keeps(ways[0]), KEPT)
-        timed = sorted((self.time(way), i) for i, way in enumerate(ways[1:], 1))
+        timed = sorted((self.time(way) + HOST * max(0, len(way[1]) - len(ways[0][1])), i) for i, way in enumerate(ways[1:], 1))
         ahead = [i for t, i in timed if t < usual * (faster if self.keeps(ways[i]) <= most else MUCH_FASTER if self.keeps(ways[i], long=False) <= most else 0.0)]
         return [ways[i] for i in (*ahead, *(i for i in range(len(ways)) if i not in ahead))]
 

@@ -102,10 +102,11 @@ class SchedulingProblem:
     def holds_chain(self, func: str, root: str) -> bool:
         """Return whether a product feeds another through an intermediate narrow enough to hold whole."""
         carried = [label for label in reduction_labels(self.algorithm, root) if label in self.algorithm[func].labels]
-        missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
+        missing = [label for label in self.algorithm[root].labels if label not in self._labels_where_read(func)]
         if not self.dots(func) or not carried or any(self.sizes[c] > WHOLE_CHAIN for c in carried):
             return False
         few = self.longest_sum(func) <= WHOLE_CHAIN and 2 * self._row_blocks(func, root) <= self.target.multiprocessors and func not in self.outputs
+        few = few and len(carried) == len(reduction_labels(self.algorithm, root))  # another loop is split over programs instead
         return not self.underfills_gpu(func, root) and any(self.sizes[n] > (CUT_SIDE if few else WHOLE_SIDE) for n in missing)
 
     def underfills_gpu(self, func: str, root: str) -> bool:
@@ -121,8 +122,12 @@ class SchedulingProblem:
         return max((self.sizes[k] for k in reduction_labels(self.algorithm, func)), default=0)
 
     def _row_blocks(self, func: str, root: str) -> int:
-        shared = [label for label in self.algorithm[root].labels if label in self.algorithm[func].labels]
+        shared = [label for label in self.algorithm[root].labels if label in self._labels_where_read(func)]
         return self.programs({label: ROWS if label == shared[-1] else 1 for label in shared})
+
+    def _labels_where_read(self, func: str) -> set[str]:
+        """Return the labels of a Func, and those that others put in their place: ``K_1`` and ``h_in`` for the head of a query."""
+        return {x for label in self.algorithm[func].labels for x in (label, *self.known.aliases.get(label, ()))}
 
     def depth(self, sides: int) -> tuple[int, int]:
         """Return (elements, stages) of a product's loop whose two tiles together are ``sides`` wide.

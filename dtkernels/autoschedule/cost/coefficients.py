@@ -70,6 +70,7 @@ class Rates(NamedTuple):
     begin_warp: float = 0.0  #: the same for each of its warps
     issue: float = 1e9  #: instructions of one warp, which wait for one another
     slots: float = 1e9  #: instructions of all warps
+    serial: float = 0.0  #: arithmetic of a program that runs by itself, for each of its warps: it waits for products, and they for it
 
 
 #: python benchmarks/fit_cost_rates.py --trials benchmarks/h200_product_grid.json, and --more with each file of benchmarks/h100/*.safetensors
@@ -92,21 +93,30 @@ STREAMS = Rates(
     warp_rate=3590, sync=0.000171, spills=5.99, overlap=0.497, flying=124000, bandwidth=3590000, sharp=1.49, rounds=2.24, inner=2.28, exposed=0.0106,
     strip=1.03, gather=0.102, merge=1.96, merge_rate=3220000, merge_part=0.00217,
 )  # fmt: skip
+#: the same for kernels with products of products, with benchmarks/h100/candidate_trials_52.safetensors among the files
+CHAINS = PRODUCTS._replace(
+    launch=4.33, start=0.716, latency=0.301, alone=0.282, rate=5480000, wide_rate=117000, few_rows=3.85, few_columns=2.05, old_units=2.65,
+    few_warps=1.71, crowded=1.34, specialized=0.779, special=74500, plain=632000, l2_rate=73400, narrow=3.83, ragged=1.12, warp_rate=5530,
+    store_rate=18200, stored_strip=63.8, sync=0.0398, beside=0.76, spills=0.469, overlap=0.176, flying=44100, bandwidth=4640000, sharp=1.81,
+    rounds=1.52, pipelined=2.4, inner=7.93, exposed=0.0156, doubled=1.31, lone=1.32, paired=1.32, strip=3.85, refilled=1.06, described=2.82, merge=2.58,
+    merge_rate=7000000, merge_part=0.158, serial=1.01,
+)  # fmt: skip
 #: 16-bit products of a multiprocessor relative to the fitted ones, by compute capability: datasheets' figures, unmeasured
 UNITS = {"80": 0.39, "89": 0.34, "90": 1.0, "100": 2.0}
 FLOAT8 = 2.0  #: products in float8 relative to those of 16 bits, by the datasheets
 
 
 class RatesOfKinds(NamedTuple):
-    """The rates of each kind of kernel: with products on matrix units, with products that only move memory, and others."""
+    """The rates of each kind of kernel: with a product on matrix units, with none, with products that only move memory, with products of products."""
 
     products: Rates
     rows: Rates
     streams: Rates
+    chains: Rates
 
 
 @lru_cache(maxsize=16)
 def rates_of(arch: int | str) -> RatesOfKinds:
     """Return the rates for a compute capability."""
     factor = UNITS.get(str(arch), 1.0)
-    return RatesOfKinds(PRODUCTS._replace(rate=PRODUCTS.rate * factor), ROWS, STREAMS)
+    return RatesOfKinds(PRODUCTS._replace(rate=PRODUCTS.rate * factor), ROWS, STREAMS, CHAINS._replace(rate=CHAINS.rate * factor))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .kernel_config import KernelConfig, read_schedule
 from .kernel_work import KernelCount, Work
-from .outline import FuncOutline, Known, Product, Read, paired_terms
+from .outline import FuncOutline, Index, Known, Product, Read, paired_terms
 
 if TYPE_CHECKING:
     from ...codegen.target import Target
@@ -49,6 +49,7 @@ class KernelPlan:
         elementwise = {f.name for f, _ in self.members if not f.products and not f.reduced}
         self.computes_operands = any(r.tensor in elementwise for f, _ in self.members if f.products for r in f.reads)
         self.paired = len(self.products) > 1 and len({p.reduced for p, *_ in self.products}) == 1
+        self.chained = len(self.products) > 1 and not self.paired
         self.passes = self._passes()
         self.rescaled = self._rescaled()
         self.arithmetic = [(*a, len(self.passes[f.name]), paired_terms(f)) for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
@@ -130,8 +131,9 @@ class KernelPlan:
         tensors = set()
         for func, loop in self.members:
             for read, at in ((self._copied(r), at) for r in func.reads for at in self.passes[func.name]):
-                looped = any(x not in self.blocks and self.tiles.get(x, 1) for x, _ in read.labels) or bool(self._whole(func))
-                place = (read.tensor, read.labels, "" if not looped else at)
+                own = self._in_domain(read)
+                looped = any(x not in self.blocks and self.tiles.get(x, 1) for x, _ in own) or bool(self._whole(func))
+                place = (read.tensor, own, "" if not looped else at)
                 if read.tensor in inside or place in seen:
                     continue
                 seen.add(place)
@@ -139,6 +141,14 @@ class KernelPlan:
                 found.append(Access(read, around, self._whole(func), looped, read.tensor in tensors, read.tensor in self.known.funcs, self._sweeps(func)))
                 tensors.add(read.tensor)
         return tuple(found)
+
+    def _in_domain(self, read: Read) -> Index:
+        """Return the labels of a read, with the kernel's own in place of those that a Func has by itself: of ``h = 4 * K_1 + h_in``, divided by 4, the first."""
+        found: dict[str, int] = {}
+        for label, by in read.labels:
+            parts = () if label in self.domain else self.known.aliases.get(label, ())
+            found |= {label: by} if not parts else dict.fromkeys(parts[:1] if by > 1 else parts, 1)
+        return tuple(found.items())
 
     def _copied(self, read: Read) -> Read:
         """Return a read of a copy, whose rows may lie along another label, or of dimensions that a merged label goes along as one."""
@@ -155,8 +165,8 @@ class KernelPlan:
         """
         apart = {f.name: loop.partition(".") for f, loop in self.members if f.reduced and f is not self.root}
         found: dict[str, tuple[str, ...]] = {f.name: (loop if loop in self.root.reduced or loop in f.reduced else f.name,) for f, loop in self.members}
-        if self.products:
-            return found
+        if self.products:  # the root's own loops are those that others are fused into
+            return {name: tuple([self.root.name if at in self.root.reduced else at for at in places]) for name, places in found.items()}
 
         def own(name: str) -> str:
             if name not in apart:

@@ -23,6 +23,7 @@ UNITS = 16  #: rows of the smallest tile of the matrix units
 MULTIPROCESSOR = 1.004  #: shared memory of a multiprocessor over what one block may take
 WIDE = 16  #: elements of a tile from which on they are one vector, not several sums
 BASE, VALUE, READ, CARRIED = 22, 0.3, 0.38, 0.55  #: registers of a thread, and of each element: by what ptxas gave 336 kernels of rows and columns, to 13%
+AHEAD = 3.5  #: registers of each copy of 16 bytes that a loop of several products has under way: attention's gradients took 3.4 to 7 for one and two
 SPILLING = 0.8  #: the part of its registers from which on a thread of such a kernel spilled some
 EXCHANGED = 11  #: times as long as its terms: a sum over all pairs of rows whose threads add up several terms of each step (five tiles on an H100)
 PLACES = 300  #: as many operations take the place of an element and its masks: 1.8 to 4.5 us a million elements, of five convolutions on an H100
@@ -290,6 +291,8 @@ class KernelCount:
         if access.read.tensor in config.descriptors and vector >= VECTOR:
             return 0.0
         alone = vector >= ASYNC and not config.persistent
+        if alone and self.plan.chained:
+            return tile / vector * AHEAD * (config.stages - 1) if config.stages > 1 else tile / 4
         return tile / vector * (1.0 if alone else 2.0 + max(1.0, vector / 4))
 
     def _run(self, last: tuple[str, ...], each: int) -> float:
@@ -399,15 +402,14 @@ class KernelCount:
         """Return (programs that a multiprocessor holds at once, registers asked for over those there are)."""
         config, target = self.plan.config, self.target
         threads = target.warp_size * config.warps
-        most = 1.0
-        for labels in self.plan.results:
-            most = max(most, self.elements(self.step, labels))
+        most = max([1.0, *(self.elements(self.step, labels) for labels in self.plan.results)])
         if streamed:
             most = max(most, sum(self.elements(self.step, p.labels) for p, *_ in self.plan.products))
-        each = most / threads
+        each = (self._results_at_once() if rows and self.plan.chained else most) / threads
         room = 255.0
         if rows:
             operands = tile_bytes / self.itemsize / threads if self.itemsize > 2 else issued / threads
+            operands += held_bytes / 4 / threads if self.plan.chained and not config.specialized else 0.0  # what the loop reads again stays
             registers, shared = 44 + each * (2 if self._promotes() else 1) + operands, config.stages * tile_bytes + held_bytes
         else:
             registers = 28 + each * live if streamed else BASE + each * self._values(most)
@@ -417,6 +419,18 @@ class KernelCount:
         if shared:
             held = min(held, int(target.shared_bytes * MULTIPROCESSOR / (shared + 1024)))
         return max(1, 1 if config.specialized else held), max(1.0, registers / (255 if rows or streamed else SPILLING * room))
+
+    def _results_at_once(self) -> float:
+        """Return the elements of the products' results that a program of several holds at once: its sums, and those that it makes in each step, two at most."""
+        written = {f.name for f in self.plan.writes}
+        sums, inner = 0.0, [0.0, 0.0]
+        for func, _ in self.plan.members:
+            size = self.elements(self.step, func.labels) if func.products else 0.0
+            if func is self.plan.root or func.name in written:
+                sums += size
+            else:
+                inner.append(size)
+        return sums + sum(sorted(inner)[-2:])
 
     def _is_looped(self, labels: tuple[str, ...]) -> bool:
         """Return whether a loop takes one tile after another along one of the labels."""

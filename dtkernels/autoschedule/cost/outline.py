@@ -163,6 +163,8 @@ def _func(name: str, labels: tuple[str, ...], expr: ex.Expr) -> FuncOutline:
     reduced: dict[str, None] = {}
     reads: dict[Read, None] = {}
     products, heavy, light, bounded = [], 0, 0, set()
+    once = {id(n) for a in ex.accesses(expr) for i in a.index if len(ex.free_labels(i)) < 2 for n in i.walk()}  # for a coordinate, not for each element
+    places = {id(n) for a in ex.accesses(expr) for i in a.index for n in i.walk()}
     for node in expr.walk():
         if isinstance(node, (ex.Reduce, ex.Dot)):
             reduced |= dict.fromkeys(node.labels)
@@ -170,11 +172,13 @@ def _func(name: str, labels: tuple[str, ...], expr: ex.Expr) -> FuncOutline:
             products.append(_product(node))
         elif isinstance(node, ex.Access):
             reads[_read(node)] = None
+        elif id(node) in once:
+            continue
         elif isinstance(node, ex.Call):
             heavy, light = (heavy + 1, light) if node.fn in ex.SLOW else (heavy, light + 1)
         elif isinstance(node, ex.Binary):
             light += 1
-            heavy += node.op == "/"
+            heavy += node.op == "/" and id(node) not in places  # integers divide by a multiplication
             if node.op in ("<", "<=", ">", ">="):
                 sides = [{n.name for n in side.walk() if isinstance(n, ex.Label)} for side in (node.left, node.right)]
                 bounded |= sides[0] ^ sides[1] if all(sides) else set()

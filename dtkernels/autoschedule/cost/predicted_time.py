@@ -55,7 +55,9 @@ def plan_time(plan: KernelPlan, sizes: dict[str, int], itemsize: int, target: Ta
 
 def rates_for(work: Work, rates: RatesOfKinds) -> Rates:
     """Return the rates of a kernel's kind."""
-    return rates.products if work.rows else rates.streams if work.products else rates.rows
+    if work.rows:
+        return rates.chains if work.products > 1 and not work.paired else rates.products
+    return rates.streams if work.products else rates.rows
 
 
 def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> float:
@@ -205,4 +207,5 @@ def _load_latency(work: Work, config: KernelConfig, c: Rates) -> float:
     found += _requests(work, c) / (c.warp_rate * config.warps) + work.issued / c.issue
     if work.rows:  # products of one iteration that follow on one another
         found += work.multiplied / _rate(work, c) * c.alone * (c.few_warps if config.warps < GROUP and work.itemsize < 4 else 1.0)
+        found += c.serial * (work.heavy / c.special + work.light / c.plain) / config.warps
     return found

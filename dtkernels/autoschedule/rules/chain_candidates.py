@@ -12,8 +12,8 @@ from dataclasses import replace
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig
-from ..problem import SchedulingProblem, whole_parts
-from .candidates.chain_tiles import chain_tiles
+from ..problem import SchedulingProblem
+from .candidates.chain_tiles import DEPENDENT_WAVES, chain_tiles, in_parts
 from .candidates.two_tiles import held_by_two, in_two_tiles
 from .chained_gemm import Chain
 
@@ -28,9 +28,6 @@ SEVERAL_PRODUCTS, SIDE = (((64, 64, 4, 2),), ((64, 32, 8, 2), (32, 64, 8, 2), (3
 #: the same for columns that two tiles hold: on an H100 within 2% of the fastest of twelve at 72 to 96 columns, and of eight at 160 and 192
 BY_TWO_TILES = ((64, 64, 4, 3), (128, 64, 8, 3))
 FEW = 16  #: rows of the smallest tile of the matrix units
-WAVES = (1, 2, 4, 8)  #: programs a multiprocessor that parts make
-DEPENDENT_WAVES = (2, 4)  #: the same where each of several products waits for another: one program alone leaves a multiprocessor idle
-LEAST_STEPS = 2  #: steps of a part
 MOST_WASTED = 2  #: a tile this many times as long as its extent is not proposed
 
 
@@ -64,10 +61,10 @@ def _of_plain_pair(chain: Chain) -> Iterator[KernelConfig]:
     for tiles in ways if shape.sizes[row] <= FEW else ():
         rows = max(tile for _, tile in tiles.values())
         for step, warps, stages in ((max(32, FEW * step // rows), warps, stages) for step, warps, stages in FEW_ROWS):
-            yield from _parts(shape, _tiled(chain, usual, tiles, loop, step, warps, chain.stages(rows, step, wide, stages)), loop)
+            yield from in_parts(shape, _tiled(chain, usual, tiles, loop, step, warps, chain.stages(rows, step, wide, stages)), loop)
     rows, step, warps, stages = SHORT_LOOP
     if shape.sizes[loop] <= SHORT and rows < MOST_WASTED * shape.sizes[row]:
-        yield from _parts(shape, _tiled(chain, usual, {row: (rows, rows)}, loop, step, warps, chain.stages(rows, step, wide, stages)), loop)
+        yield from in_parts(shape, _tiled(chain, usual, {row: (rows, rows)}, loop, step, warps, chain.stages(rows, step, wide, stages)), loop)
 
 
 def _of_several_products(chain: Chain) -> Iterator[KernelConfig]:
@@ -93,7 +90,7 @@ def _of_several_products(chain: Chain) -> Iterator[KernelConfig]:
             better = usual.split or shape.fills_better(block, row, rows)
             if better and rows < MOST_WASTED * shape.sizes[row] and (found := _tiled(chain, usual, {row: (rows, rows)}, walked, step, warps, chain.stages(2 * rows, step, wide, stages))):
                 steps = {x: shape.sizes[x] // size for x in loops if (size := dict(found.tiles).get(x, 1))}
-                yield from _parts(shape, found, max(steps, key=lambda x: steps[x]), DEPENDENT_WAVES)
+                yield from in_parts(shape, found, max(steps, key=lambda x: steps[x]), DEPENDENT_WAVES)
 
 
 def _tiled(chain: Chain, usual: KernelConfig, tiles: dict[str, tuple[int, int]], loop: str, step: int, warps: int, stages: int) -> KernelConfig | None:
@@ -104,15 +101,3 @@ def _tiled(chain: Chain, usual: KernelConfig, tiles: dict[str, tuple[int, int]],
     tile = dict(usual.tiles) | {label: size for label, (_, size) in tiles.items()} | {loop: step}
     order = chain.program_order(block, any(size < tile[label] for label, size in block.items()))
     return replace(usual, blocks=tuple(block.items()), tiles=tuple(tile.items()), order=order, split=(), num_warps=warps, num_stages=stages)
-
-
-def _parts(shape: SchedulingProblem, config: KernelConfig | None, loop: str, all_waves: tuple[int, ...] = WAVES) -> Iterator[KernelConfig]:
-    """Yield the choices unchanged, and with the loop split so that its parts fill at least one wave of programs."""
-    if config is None:
-        return
-    yield config
-    programs, cores = shape.programs(dict(config.blocks)), shape.target.multiprocessors
-    steps = shape.sizes[loop] // dict(config.tiles)[loop]
-    most = steps if len(reduction_labels(shape.algorithm, config.func)) > 1 else steps // LEAST_STEPS  # each step is a loop
-    found = (whole_parts(min(most, waves * cores // programs)) for waves in all_waves if programs < waves * cores)
-    yield from (replace(config, split=((loop, parts),)) for parts in dict.fromkeys(found) if parts > 1)

@@ -70,9 +70,16 @@ def test_every_candidate_of_a_chain_is_legal():
             lower(Program(shape.algorithm, Schedule((*fused, *config.statements()))))
 
 
-def test_no_chain_is_proposed_otherwise_where_the_model_is_wrong():
-    """At 113 measured sizes of long loops and many rows the predicted order of tiles is not the measured one."""
-    assert not [*chain_candidates(chain(1, m=2048, l=2048), "f", MEMBERS)]
+def test_a_long_loop_has_blocks_and_steps_of_every_useful_size():
+    """Eight warps suit more than 64 rows; steps of 128 elements were slow in long loops of two products."""
+    found = [*chain_candidates(chain(1, m=2048, l=2048), "f", MEMBERS)]
+    sizes = {(dict(c.blocks)["m"], dict(c.tiles)["l"], c.num_warps) for c in found if not c.specialized}
+    assert sizes == {(m, l, 8 if m > 64 else 4) for m in (32, 64, 128) for l in (32, 64)}
+
+
+def test_a_short_loop_is_held_whole_too():
+    found = [*chain_candidates(chain(1, b=64, m=100, l=100), "f", MEMBERS)]
+    assert any(dict(c.tiles)["l"] == 0 and c.num_stages == 1 for c in found)
 
 
 def test_a_candidate_is_taken_if_it_is_predicted_to_be_well_faster(monkeypatch):

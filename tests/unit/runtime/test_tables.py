@@ -145,6 +145,12 @@ def test_a_schedule_that_holds_a_label_whole_fits_sizes_of_that_power_of_two_onl
     assert "covers all of y" in take([row(1024, 4096, ROWS_HELD)], 1024, 4097)[0].refused
 
 
+def test_a_schedule_of_two_tiles_fits_no_extent_that_one_tile_holds_as_well():
+    by_two = row(1024, 96, ROWS_HELD + "\nf.two_tiles(y);")
+    assert not take([by_two], 1024, 80)[0].refused
+    assert "two tiles hold all of y" in take([by_two], 1024, 128)[0].refused
+
+
 def test_rows_of_another_spec_dtype_or_parameter_are_not_taken():
     assert "another version" in take([row(spec="ba9876543210")], 1024, 1024)[0].refused
     assert take([row(dtype="fp32"), row(params={"causal": True}), row(saved=True), row(direction="backward")], 1024, 1024) == []
