@@ -51,6 +51,7 @@ from .summed_products import SummedProduct, beside, summed_product
 
 STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
+SPECIALIZED = 1.05  #: where warp groups are predicted to take less than this part of other warps' time they were faster at 30 of 31 measured sizes of more than 64 columns
 HOST = 1.0  #: microseconds that the host takes for another launch
 MOST_STORED = 4  #: Funcs that other kernels store for one way to fuse, at most
 MUCH_FASTER = 0.6  #: the same where it stores products of long sums that are larger than the L2
@@ -306,9 +307,13 @@ class _Fusion:
         return members
 
     def warp_specialized_tiles(self, root: str, fused: tuple, tiles: dict[str, KernelConfig], compiled: tuple[Primitive, ...]) -> KernelConfig | None:
-        """Return tiles for specialized warps if the GPU's backend accepts the resulting kernel, else None."""
-        found = warpgroup_tiles(self.shape, root, self._members(root, fused))
+        """Return tiles for specialized warps if they are not predicted to be slower and the GPU's backend accepts the resulting kernel, else None."""
+        members = self._members(root, fused)
+        found = warpgroup_tiles(self.shape, root, members)
         if not found:
+            return None
+        time = CandidateTime(self.shape, root, members, self._placed(members, fused)).microseconds
+        if time(found) > SPECIALIZED * time(tiles[root]):
             return None
         try:
             kernels = lower(Program(self.algorithm, stated(fused, {**tiles, root: found}, compiled)))

@@ -35,6 +35,11 @@ class CandidateTime:
         rates = rates_of(self.problem.target.arch).rows
         return rates.launch + rates.start
 
+    @property
+    def chained(self) -> bool:
+        """Return whether a product is an operand of another, by the plans that were timed."""
+        return any(plan.chained for plan in self.plans.values())
+
     def microseconds(self, config: KernelConfig) -> float:
         """Return the predicted time of the kernel by ``config``, with the copies that it asks for."""
         whole = replace(config, fused=self.fused)

@@ -147,7 +147,7 @@ def shared_build(names: tuple[str, ...], args: tuple, constants: dict[str, objec
     one build for the lengths that tiles divide and one for the others. An extent of 1 is a constant, as in Triton's own builds: a loop
     over one query vanishes. Strides of tensors of any rank, and extents that offsets are made of, are known by the power of two that divides them.
     """
-    single = dict.fromkeys((n for n, value in zip(names, args) if n.startswith("size_") and value == 1), 1)
+    single = dict.fromkeys((n for n, value in zip(names, args) if n.startswith("size_") and type(value) is int and value == 1), 1)
     narrow = narrowest(names, args, constants | single, types | dict.fromkeys(single, "constexpr"))
     inner = {n.partition("_stride_")[2] for n, value in zip(names, args) if "_stride_" in n and value == 1}
     told = {n for n in narrow.multiples if n.startswith("size_") and n[5:] not in inner and constants.get(f"EVEN_{n[5:]}") is not True}

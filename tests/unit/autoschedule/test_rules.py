@@ -74,7 +74,7 @@ def test_a_long_loop_has_blocks_and_steps_of_every_useful_size():
     """Eight warps suit more than 64 rows; steps of 128 elements were slow in long loops of two products."""
     found = [*chain_candidates(chain(1, m=2048, l=2048), "f", MEMBERS)]
     sizes = {(dict(c.blocks)["m"], dict(c.tiles)["l"], c.num_warps) for c in found if not c.specialized}
-    assert sizes == {(m, l, 8 if m > 64 else 4) for m in (32, 64, 128) for l in (32, 64)}
+    assert sizes == {(m, step, 8 if m > 64 else 4) for m in (32, 64, 128) for step in (32, 64)}
 
 
 def test_a_short_loop_is_held_whole_too():
