@@ -12,37 +12,56 @@ from common import workloads
 
 FITS = 2**28  #: float64 scores of attention that are computed at a time
 EAGER = 2**28  #: scores of one head of keys up to which torch's own form of attention is compared too
+FEW = 8  #: numbers whose error is as likely to be a few times that of as many others
 LOOSE = 0.1  #: the error of a peer's results, and the share of a weight of 1, up to which they count as right
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """The largest of all tensors: the norm of the difference over that of the truth, and the worst element's difference over its own
-    size and the root mean square of all. Truths that cancel to less than the rounding of their sums count as that."""
+    """Of each tensor the norm of the difference over that of the truth, the worst element's difference over its own size and the root mean
+    square of all, and its elements. Truths that cancel to less than the rounding of their sums count as that."""
 
-    norm: float
-    worst: float
+    norms: tuple[float, ...]
+    worsts: tuple[float, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def norm(self) -> float:
+        """Return the largest of all tensors, NaN where there is one."""
+        return _largest(self.norms)
+
+    @property
+    def worst(self) -> float:
+        """Return the largest of all tensors, NaN where there is one."""
+        return _largest(self.worsts)
 
     @classmethod
     def of(cls, got: list[torch.Tensor], truth: list[torch.Tensor], least: float) -> Deviation:
         """Compare tensors one by one. ``least``: the size below which a truth's elements are noise. Raises ValueError if shapes differ."""
-        norms, worst = [0.0], [0.0]
+        norms, worst = [], []
         for g, t in zip(got, truth, strict=True):
             if g.shape != t.shape:
                 raise ValueError(f"a result of shape {tuple(g.shape)}, expected {tuple(t.shape)}")
             off, rms = (g.to(t.dtype) - t).abs_(), max((t.norm() / math.sqrt(max(t.numel(), 1))).item(), least, 1e-30)
             norms.append((off.norm() / (rms * math.sqrt(max(t.numel(), 1)))).item())
             worst.append((off / (t.abs() + rms)).max().item())
-        return cls(*(math.nan if any(map(math.isnan, e)) else max(e) for e in (norms, worst)))
+        return cls(tuple(norms), tuple(worst), tuple(t.numel() for t in truth))
 
     def loosely(self) -> bool:
         """Accept what is right at all; NaN is not."""
         return self.norm <= LOOSE
 
     def allowed(self, tolerance: float, eager: Deviation | None) -> bool:
-        """Accept what is within a few roundings, or near what torch's own form is off. NaN is never accepted."""
-        other = eager if eager is not None and math.isfinite(eager.norm + eager.worst) else Deviation(0.0, 0.0)
-        return self.norm <= max(2 * tolerance, 2 * other.norm) and self.worst <= max(16 * tolerance, 4 * other.worst)
+        """Accept what is within a few roundings, or near what torch's own form is off: of few numbers less near, whose errors are chance. NaN is never accepted."""
+        other = eager if eager is not None and math.isfinite(eager.norm + eager.worst) else Deviation((0.0,) * len(self.norms), (0.0,) * len(self.norms), self.counts)
+        return all(
+            norm <= max(2 * tolerance, 2 * by * (1 + FEW / max(n, 1))) and worst <= max(16 * tolerance, 4 * worst_by * (1 + FEW / max(n, 1)))
+            for norm, worst, by, worst_by, n in zip(self.norms, self.worsts, other.norms, other.worsts, self.counts, strict=True)
+        )
+
+
+def _largest(values: tuple[float, ...]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
 
 
 def lengths(work: workloads.Workload) -> tuple[int, int]:

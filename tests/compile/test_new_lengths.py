@@ -84,6 +84,13 @@ def wanted(size: int, even: bool, *, inner: bool):
     return shared_build(names, (x, size, *strides), {"EVEN_y": even}, types)
 
 
+def test_a_tensor_may_be_named_like_an_extent():
+    """A Func ``size`` is the argument ``size_ptr``."""
+    sums = torch.ones(64, dtype=torch.float16)
+    types = {"size_ptr": "*fp16", "size_y": "i32", "EVEN_y": "constexpr"}
+    assert shared_build(("size_ptr", "size_y", "EVEN_y"), (sums, 1), {"EVEN_y": False}, types).constants["size_y"] == 1
+
+
 def test_only_what_makes_kernels_slower_tells_builds_apart():
     assert wanted(1001, False, inner=False) == wanted(1008, False, inner=False) != wanted(1024, True, inner=False)
     classes = [wanted(n, False, inner=True).multiples for n in (1001, 1002, 1004, 1008)]  # loads there are as wide as rows allow

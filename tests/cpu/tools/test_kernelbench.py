@@ -109,6 +109,9 @@ def test_tolerances_are_those_of_the_suite():
     assert "allowed 0.0001" in measure.differs([ones], [ones + 2.1e-4], problem.TOLERANCE["fp32"])
     assert "allowed 0.01" in measure.differs([ones.bfloat16()], [ones + 0.0234375], problem.TOLERANCE["bf16"])
     assert "off by" in measure.differs([ones * torch.nan], [ones], 1e-2)
+    sums = torch.tensor([3.0, 4e3])  # of millions of terms: what is allowed absolutely is of their root mean square
+    assert measure.differs([sums + 20], [sums], 1e-2) and not measure.differs([sums + 20], [sums], 1e-2, gradients=True)
+    assert measure.differs([sums + 60], [sums], 1e-2, gradients=True)
 
 
 @pytest.mark.parametrize(("arguments", "wrong"), [
