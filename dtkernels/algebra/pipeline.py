@@ -30,6 +30,7 @@ from .rules.center_moments import center_moments
 from .rules.constant_folding import bind_parameters, drop_unused, fold_constants, keep_extents
 from .rules.data_index.data_bounds import bound_picked_sums
 from .rules.data_index.grouped_products import group_products
+from .rules.erf_to_erfc import erf_to_erfc
 from .rules.exponentials.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from .rules.exponentials.row_values import extract_row_values
 from .rules.exponentials.shift_degree import Degree, degree
@@ -77,6 +78,7 @@ RULES = (
     Rule("mean_to_sum", lambda a, c: mean_to_sum(a), "rewrite means as sums divided by an extent"),
     Rule("conditions_to_numbers", lambda a, c: conditions_to_numbers(a), "rewrite reductions of conditions as those of ones and zeros"),
     Rule("tanh_to_sigmoid", lambda a, c: tanh_to_sigmoid(a), "rewrite 1 + tanh(a) as 2 * sigmoid(2 * a)"),
+    Rule("erf_to_erfc", lambda a, c: erf_to_erfc(a), "rewrite 1 + erf(a) as erfc(-a)"),
     Rule("pick_remainders", lambda a, c: pick_remainders(a), "replace labels that a condition on a remainder decides by their values", unscheduled_only=True),
     Rule("center_moments", lambda a, c: center_moments(a, c.outputs, c.inline), "compute variances and covariances from deviations"),
     Rule("hoist_invariant_factors", lambda a, c: hoist_invariant_factors(a, c.outputs, c.inline), "hoist factors out of sums they do not depend on"),

@@ -70,7 +70,8 @@ PRIMITIVES = {
 ORDERED = "ordered"  #: word of accumulate_at
 WRITTEN = ("store", "compile", "compile_to_kernel")  #: primitives that cause a Func to be stored to memory
 EVICTION_POLICIES = ("first", "last", "reread")
-APPROXIMATIONS = ("tanh", "rdot")  #: functions with an approximate hardware instruction
+#: functions with a form of few instructions that is exact enough for 16-bit results, and products
+APPROXIMATIONS = ("tanh", "log", "log2", "log1p", "expm1", "erfc", "rdot")
 SHARES = ((1, 8), (1, 4), (3, 8), (1, 2))  #: fractions of exponentials that a polynomial may compute: part, whole
 
 

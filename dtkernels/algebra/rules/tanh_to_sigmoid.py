@@ -29,11 +29,11 @@ def _changed(e: ex.Expr) -> ex.Expr:
     times = 1.0
     for f in factors:
         if (found := _tangent(f)) is not None:
-            parts.append(ex.Call("sigmoid", (_scaled(_changed(found[1]), 2.0 * found[0]),)))
+            parts.append(ex.Call("sigmoid", (scaled(_changed(found[1]), 2.0 * found[0]),)))
             times *= 2.0
         else:
             parts.append(_changed(f))
-    return _scaled(product(parts), times)
+    return scaled(product(parts), times)
 
 
 def _tangent(e: ex.Expr) -> tuple[float, ex.Expr] | None:
@@ -56,7 +56,7 @@ def _number(e: ex.Expr) -> float | None:
     return None
 
 
-def _scaled(e: ex.Expr, times: float) -> ex.Expr:
+def scaled(e: ex.Expr, times: float) -> ex.Expr:
     """Return ``times * e``, folded into the constant factor of a product."""
     rest = []
     for f in factors_of(e):

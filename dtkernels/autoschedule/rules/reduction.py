@@ -307,7 +307,7 @@ def _prefetching(shape: SchedulingProblem, block: dict[str, int], tile: dict[str
 
 
 def approximations(shape: SchedulingProblem, members: list[str]) -> Pairs:
-    """Return the GPU's own instructions where results of 16 bits hide their error.
+    """Return the functions that few instructions compute, where results of 16 bits hide their error.
 
     Not where a constant cancels most of the value, as in 1 + tanh(x), nor in what a cast keeps in 32 bits.
     """

@@ -7,6 +7,7 @@ sizes. Other rules of that kind in ``RULES`` add candidates. One is taken if it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from .candidates.window_products import window_candidates
 from .chain_candidates import chain_candidates
 from .chained_gemm import chain_configs
 from .gemm import product_configs
-from .reduction import row_tiles
+from .reduction import approximations, row_tiles
 from .row_column_reduction import row_column_candidates, row_column_tiles
 from .scan import scan_configs
 from .streams.matrix_vector import matrix_vector_configs
@@ -105,12 +106,17 @@ def proposals(shape: SchedulingProblem, root: str, members: list[str]) -> Iterat
 
 
 def _proposed(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[KernelConfig, Iterator[KernelConfig], list[Rule]]:
+    few = approximations(shape, members)
+
+    def told(config: KernelConfig) -> KernelConfig:
+        return replace(config, approximations=tuple(dict.fromkeys((*config.approximations, *few))))
+
     for kind in KINDS:
         own = iter(kind.configs(shape, root, members))
         usual = next(own, None)
         if usual is not None:
             rules = [rule for rule in RULES if rule.kind == kind.name]
-            return usual, chain(own, *(rule.candidates(shape, root, members) for rule in rules)), rules
+            return told(usual), map(told, chain(own, *(rule.candidates(shape, root, members) for rule in rules))), rules
     raise AssertionError(f"no rule for {root}")  # the last kind takes every kernel
 
 

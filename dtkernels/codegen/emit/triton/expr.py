@@ -146,7 +146,7 @@ class ExpressionPrinter:
         if fn in ("//", "%") and all(never_negative(a) for a in args[:1]) and (fn == "%" or never_negative(op)):
             return f"{self._at(args[0], order, _MULTIPLY)} {fn} {self._at(args[1], order, _MULTIPLY + 1)}", _MULTIPLY
         if fn in self.approximate and nest.axes_of(op):
-            self.helpers |= {fn, f"hardware_{fn}"}
+            self.helpers |= WITH_CALLED[f"hardware_{fn}"]
             return f"hardware_{fn}({self._float(args[0], order, fn)}, ON_GPU)", _ATOM
         if fn.startswith(("exp:", "exp2:")):
             base, share = fn.split(":")

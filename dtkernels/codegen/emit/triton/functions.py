@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from ....lang.expr import FLOAT8
-from . import exp2_emulation, integer_codes
+from . import approximations, exp2_emulation, integer_codes
 
 #: function -> its Triton expression
 CALLS = {
@@ -25,7 +25,7 @@ CALLS = {
     "bits": "bits_of({0}, {1}, {2}, {3}, PAIRS, {4})",
     "sin": "tl.sin({0})", "cos": "tl.cos({0})", "ceil": "tl.ceil({0})", "pow": "float_power({0}, {1})",
     "atan": "arctangent({0})", "asin": "arcsine({0})", "acos": "arccosine({0})", "atan2": "arctangent_of({0}, {1})",
-    "log1p": "log_of_1_plus({0})", "expm1": "exp_minus_1({0})", "round": "round_half_even({0})", "trunc": "round_toward_zero({0})",
+    "log1p": "log_of_1_plus({0})", "expm1": "exp_minus_1({0})", "erfc": "complementary_error({0})", "round": "round_half_even({0})", "trunc": "round_toward_zero({0})",
     "sign": "sign_of({0})", "isnan": "is_nan({0})", "isinf": "is_infinite({0})", "isfinite": "is_finite({0})",
 }  # fmt: skip
 
@@ -173,10 +173,17 @@ def float_power(a, b):
     "log_of_1_plus": """
 @triton.jit
 def log_of_1_plus(x):
-    # the rounding of 1 + x is made up for by the quotient: Goldberg (1991), theorem 4
-    u = 1.0 + x
-    near = tl.log(u) * x / (u - 1.0)
-    return tl.where(u == 1.0, x, tl.where(tl.abs(u) == float("inf"), tl.log(u), near))
+    # 1 + x = 2**k * (1 + m) with m in [-0.25, 0.5], without rounding 1 + x: bits of an exponent are taken from those of x
+    bits = (1.0 + x).to(tl.int32, bitcast=True) - 1061158912
+    power = bits & -8388608
+    m = (x.to(tl.int32, bitcast=True) - power).to(tl.float32, bitcast=True) + (0.25 * (1082130432 - power).to(tl.float32, bitcast=True) - 1.0)
+    q = (((-0.0449429319780696 * m + 0.10455564065597932) * m - 0.1316661191255416) * m + 0.14482447525731293) * m - 0.1664740860761099
+    q = (((q * m + 0.19990540076003824) * m - 0.25000061841392923) * m + 0.3333345580381589) * m - 0.500000007905202
+    near = (m + m * m * q) + power.to(tl.float32) * 8.262958294867817e-08
+    near = tl.where(x > -1.0, near, tl.where(x == -1.0, float("-inf"), float("nan")))
+    near = tl.where(x < float("inf"), near, x)
+    # it has the sign of x, also of a zero
+    return ((near.to(tl.int32, bitcast=True) & 2147483647) | (x.to(tl.int32, bitcast=True) & -2147483648)).to(tl.float32, bitcast=True)
 """,
     "arctangent": """
 @triton.jit
@@ -214,10 +221,25 @@ def arctangent_of(y, x):
     "exp_minus_1": """
 @triton.jit
 def exp_minus_1(x):
-    # the rounding of exp(x) is made up for by the quotient: Higham, Accuracy and Stability (2002), section 1.14.1
-    u = tl.exp(x)
-    near = (u - 1.0) * x / tl.log(u)
-    return tl.where(u == 1.0, x, tl.where(u < 1e-7, -1.0, tl.where(u > 1e30, u, near)))
+    # x = n * log(2) + f: 2**n * expm1(f) + (2**n - 1), twice the half of it, which does not overflow
+    held = tl.minimum(tl.maximum(x, -30.0, propagate_nan=tl.PropagateNan.ALL), 89.0, propagate_nan=tl.PropagateNan.ALL)
+    moved = held * 1.4426950408889634 + 12582912.0
+    n = moved - 12582912.0
+    f = (held - n * 0.693145751953125) - n * 1.428606765330187e-06
+    q = (((0.0013882489148292034 * f + 0.008366691711152863) * f + 0.041667205364802735) * f + 0.16666542350356056) * f + 0.49999998125382517
+    near = f * (1.0 + f * q)
+    half = ((moved.to(tl.int32, bitcast=True) + 126) << 23).to(tl.float32, bitcast=True)
+    return tl.where(n == 0, near, 2.0 * (near * half + (half - 0.5)))
+""",
+    "complementary_error": """
+@triton.jit
+def complementary_error(x):
+    # exp(-x * x) times a polynomial of 1 / (1 + 0.45 * abs(x)), as in Abramowitz and Stegun (1964), 7.1.26, with the coefficients of the least relative error
+    t = 1.0 / (1.0 + 0.45 * tl.abs(x))
+    p = (((-0.04139953344209227 * t + 0.19072453342637155) * t - 0.30064909761067027) * t + 0.14246665364343397) * t - 0.02239606982017073
+    p = ((((p * t + 0.11996366656662084) * t + 0.17524946220126442) * t + 0.22827192858146228) * t + 0.2538831490220473) * t + 0.25388532094225863
+    size = p * t * tl.exp(-x * x)
+    return tl.where(x < 0, 2.0 - size, size)
 """,
     "round_half_even": """
 @triton.jit
@@ -309,6 +331,7 @@ def round_to_{name}(x, native: tl.constexpr):
 """
         for name in FLOAT8
     },
+    **approximations.HELPERS,
     **exp2_emulation.HELPERS,
     **integer_codes.HELPERS,
 }
@@ -318,4 +341,4 @@ HELPER_OF = {fn: name for fn, text in CALLS.items() if (name := re.match(r"[\w.]
 #: helper -> itself and the helpers that it calls
 WITH_CALLED = {name: {name, *(h for h in HELPERS if re.search(rf"(?<![\w.]){h}\(", text))} for name, text in HELPERS.items()}
 #: functions whose arguments are tensors of float32: a number among them is written as one
-ON_NUMBERS = frozenset({"sin", "cos", "atan", "asin", "acos", "atan2", "ceil", "pow", "log1p", "expm1", "round", "trunc", "sign", "isnan", "isinf", "isfinite"})
+ON_NUMBERS = frozenset({"erfc", "sin", "cos", "atan", "asin", "acos", "atan2", "ceil", "pow", "log1p", "expm1", "round", "trunc", "sign", "isnan", "isinf", "isfinite"})
