@@ -44,6 +44,7 @@ from .rules.products.product_columns import sum_product_operands
 from .rules.products.product_elements import make_picked_elements, sum_rows_first
 from .rules.products.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from .rules.scans import extract_scans
+from .rules.tanh_of_log1p import tanh_of_log1p
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
 from .rules.unit_labels import drop_unit_labels
 from .top_k import expand_top_k
@@ -107,6 +108,7 @@ LOWERING_RULES = (
     Rule("make_picked_elements", lambda a, c: make_picked_elements(a, c.outputs), "make the elements that are picked of a product by themselves", unscheduled_only=True),
     Rule("sum_rows_first", lambda a, c: sum_rows_first(a, c.outputs), "sum rows of a product before its columns", unscheduled_only=True),
     Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),
+    Rule("tanh_of_log1p", lambda a, c: tanh_of_log1p(a), "rewrite tanh(log1p(exp(a))) as a quotient"),
     Rule("fold_constants", lambda a, c: _fold_constants(a, c), "do arithmetic on constants and remove what no output needs"),
 )
 

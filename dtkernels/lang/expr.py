@@ -67,7 +67,7 @@ FUNCTIONS = {
     "sin": Function(derivative=("cos(a)",), is_slow=True, keeps_zero=True, is_finite=True, is_name=True),
     "cos": Function(derivative=("-sin(a)",), is_slow=True, is_finite=True, is_name=True),
     "log1p": Function(derivative=("1 / (1 + a)",), is_slow=True, keeps_zero=True, is_name=True),
-    "expm1": Function(derivative=("v + 1",), is_slow=True, keeps_zero=True, is_name=True),
+    "expm1": Function(derivative=("exp(a)",), is_slow=True, keeps_zero=True, is_name=True),
     "erfc": Function(derivative=("-1.1283791670955126 * exp(-(a * a))",), is_slow=True, is_finite=True, is_name=True),
     "atan": Function(derivative=("1 / (1 + a * a)",), is_slow=True, keeps_zero=True, is_finite=True, is_name=True),
     "asin": Function(derivative=("rsqrt(1 - a * a)",), is_slow=True, keeps_zero=True, is_finite=True, is_name=True),

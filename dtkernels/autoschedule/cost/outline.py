@@ -165,6 +165,7 @@ def _func(name: str, labels: tuple[str, ...], expr: ex.Expr) -> FuncOutline:
     products, heavy, light, bounded = [], 0, 0, set()
     once = {id(n) for a in ex.accesses(expr) for i in a.index if len(ex.free_labels(i)) < 2 for n in i.walk()}  # for a coordinate, not for each element
     places = {id(n) for a in ex.accesses(expr) for i in a.index for n in i.walk()}
+    named: set[ex.Expr] = set()  # cse.py names what is costly, so that it is computed once
     for node in expr.walk():
         if isinstance(node, (ex.Reduce, ex.Dot)):
             reduced |= dict.fromkeys(node.labels)
@@ -175,10 +176,14 @@ def _func(name: str, labels: tuple[str, ...], expr: ex.Expr) -> FuncOutline:
         elif id(node) in once:
             continue
         elif isinstance(node, ex.Call):
-            heavy, light = (heavy + 1, light) if node.fn in ex.SLOW else (heavy, light + 1)
+            slow = node.fn in ex.SLOW
+            heavy, light = heavy + (slow and node not in named), light + (not slow)
+            named |= {node} if slow else set()
         elif isinstance(node, ex.Binary):
             light += 1
-            heavy += node.op == "/" and id(node) not in places  # integers divide by a multiplication
+            quotient = node.op == "/" and id(node) not in places  # integers divide by a multiplication
+            heavy += quotient and node not in named
+            named |= {node} if quotient else set()
             if node.op in ("<", "<=", ">", ">="):
                 sides = [{n.name for n in side.walk() if isinstance(n, ex.Label)} for side in (node.left, node.right)]
                 bounded |= sides[0] ^ sides[1] if all(sides) else set()
