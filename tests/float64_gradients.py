@@ -137,7 +137,7 @@ def truth(v: torch.Tensor) -> torch.Tensor:
 
 _UNARY = {
     "exp": torch.exp, "exp2": torch.exp2, "log": torch.log, "log2": torch.log2, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "abs": torch.abs,
-    "erf": torch.erf, "sigmoid": torch.sigmoid, "tanh": torch.tanh,
+    "erf": torch.erf, "erfc": torch.erfc, "sigmoid": torch.sigmoid, "tanh": torch.tanh,
     "sin": torch.sin, "cos": torch.cos, "log1p": torch.log1p, "expm1": torch.expm1,
     "atan": torch.atan, "asin": torch.asin, "acos": torch.acos, "detach": torch.detach,
     **{name: lambda v, name=name: getattr(torch, name)(v.detach()) for name in ("floor", "ceil", "round", "trunc", "sign", "isnan", "isinf", "isfinite")},

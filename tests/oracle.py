@@ -490,6 +490,9 @@ def _unary(fn: str, arg: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.
             return v, np.minimum(np.expm1(np.minimum(e, 700)), 1) * v + own * v * (1 + np.minimum(np.abs(a), 100))
         case "tanh":
             return np.tanh(a), np.minimum(e, 2) + own * np.abs(np.tanh(a))
+        case "erfc":
+            v = np.vectorize(math.erfc, otypes=[np.float64])(a) if a.size else a
+            return v, np.minimum(1.13 * e, 2) + own * np.abs(v) * (1 + np.minimum(np.where(np.isfinite(a), a, 0) ** 2, 1e4))
         case "erf":
             v = np.vectorize(math.erf, otypes=[np.float64])(a) if a.size else a
             return v, np.minimum(1.13 * e, 2) + own * np.abs(v)

@@ -348,7 +348,7 @@ class Builder:
                     args = args[0], ex.Binary("+", ex.Call("abs", args[1:]), ex.Const(0.5))
                 return ex.Call(fn, args) if len(fn) > 1 else ex.Binary(fn, *args)
             case "unary":
-                fn = self.pick(["-", "tanh", "sigmoid", "abs", "erf", "exp", "exp2", "floor", "cast", "sin", "cos", "expm1", "round", "ceil", "trunc", "sign"])
+                fn = self.pick(["-", "tanh", "sigmoid", "abs", "erf", "erfc", "exp", "exp2", "floor", "cast", "sin", "cos", "expm1", "round", "ceil", "trunc", "sign"])
                 arg = self.number(labels, depth - 1)
                 return ex.Unary("-", arg) if fn == "-" else ex.Cast(arg, self.pick(["fp32", "fp16", "bf16"])) if fn == "cast" else ex.Call(fn, (arg,))
             case "safe":

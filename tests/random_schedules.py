@@ -11,7 +11,7 @@ from random_programs import ELEMENTS, Builder
 from dtkernels.codegen.lower.merged_labels import grouped
 from dtkernels.lang import Algorithm, Primitive, Schedule
 from dtkernels.lang import expr as ex
-from dtkernels.lang.schedule import Grouped, Named, Share, Sized
+from dtkernels.lang.schedule import APPROXIMATIONS, Grouped, Named, Share, Sized
 
 STEPS = 60  #: at most so many innermost steps a kernel, times its Funcs; the interpreter takes about a millisecond for each
 
@@ -88,8 +88,8 @@ class Scheduler:
         if root != needed[-1] and self.chance(6):
             found.append(Primitive(root, "align"))
         calls = {n.fn for m in members for n in self.algorithm[m].expr.walk() if isinstance(n, ex.Call)}
-        if "tanh" in calls and self.chance(2):
-            found.append(Primitive(root, "approximate", ("tanh",)))
+        if (few := sorted(calls & {*APPROXIMATIONS})) and self.chance(2):
+            found.append(Primitive(root, "approximate", tuple(few)))
         if any(isinstance(n, ex.Dot) for m in members for n in self.algorithm[m].expr.walk()) and self.chance(8):
             found.append(Primitive(root, "approximate", ("rdot",)))
         if calls & {"exp", "exp2", "sigmoid"} and self.chance(4):

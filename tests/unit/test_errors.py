@@ -19,7 +19,7 @@ INDEX = "an index is integer arithmetic on labels: found {}; allowed: labels, in
 TOKENS = "names, numbers and + - * / // % & | ^ ~ << >> < <= > >= == != = ( ) [ ] , ; : . #"
 STATEMENTS = "a declaration (Func, In, SIn, Var, RVar, Param, Extent), a definition f[...] = ...; or a schedule statement f.block(...);"
 POWER = "pow(a, b), or a product, a * a"
-FUNCTIONS = "exp, exp2, log, log2, sqrt, rsqrt, abs, erf, floor, sigmoid, tanh, maximum, minimum, where, sin, cos, log1p, expm1, atan, asin, acos, atan2, detach, pow, clamp, round, ceil, trunc, sign, isnan, isinf, isfinite, random, normal, rsum, rmax, rmin, rmean, rprod, rany, rall, rargmax, rargmin, rtopk, rargtopk, rdot, rscan, rrecur, cast, reshape, write, len"
+FUNCTIONS = "exp, exp2, log, log2, sqrt, rsqrt, abs, erf, floor, sigmoid, tanh, maximum, minimum, where, sin, cos, log1p, expm1, erfc, atan, asin, acos, atan2, detach, pow, clamp, round, ceil, trunc, sign, isnan, isinf, isfinite, random, normal, rsum, rmax, rmin, rmean, rprod, rany, rall, rargmax, rargmin, rtopk, rargtopk, rdot, rscan, rrecur, cast, reshape, write, len"
 LATE = "a Func fused into the loop it reduces over is used there before it is finished, and the sum cannot be repaired: found s in f; allowed: s fused outside the loop over y"
 
 

@@ -14,8 +14,8 @@ ONE_FROM = 10  #: tanh(a) and tanh(log1p(exp(a))) are 1 in float32 from here on
 def tanh_of_log1p(algorithm: Algorithm) -> Algorithm:
     """Rewrite ``tanh(log1p(exp(a)))`` by ``tanh(log(1 + u)) = n / (n + 2)`` with ``n = u * (u + 2)``, also in a softplus that is ``a`` from a bound on.
 
-    Before: ``f[x] = tanh(where(A[x] > 20, A[x], log1p(exp(A[x]))));``
-    After: ``f[x] = where(A[x] > 20, 1.0, u * (u + 2) / (u * (u + 2) + 2));`` with ``u = exp(minimum(A[x], 20))``
+    Before: ``f[x] = tanh(log1p(exp(minimum(A[x], 9))));``
+    After: ``f[x] = exp(minimum(A[x], 9)) * (exp(minimum(A[x], 9)) + 2) / (exp(minimum(A[x], 9)) * (exp(minimum(A[x], 9)) + 2) + 2);``
     """
     return algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(_changed)) for d in algorithm.definitions))
 

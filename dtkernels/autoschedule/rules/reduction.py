@@ -24,6 +24,7 @@ LONG_STEP = 16384  #: elements at once of a row that is longer, or of several ro
 LOOSE_STEP = 8192  #: the same of rows that start at no multiple of 16 bytes
 AT_ONCE = 5  #: programs of such steps that a multiprocessor holds
 STREAMED = 6  #: times the L2, the largest inputs of sums that are evicted first
+FEW = 8  #: times as many elements as a function is evaluated for, from which on its time does not matter
 PLACES = 512  #: of a block of windows
 UNROLLED = 8  #: places of a window that a loop takes at once, at most
 RUN = 256  #: bytes of rows side by side that columns are held of: at 64 channels of float32, runs of 64 bytes took 1.2 times as long
@@ -309,17 +310,37 @@ def _prefetching(shape: SchedulingProblem, block: dict[str, int], tile: dict[str
 def approximations(shape: SchedulingProblem, members: list[str]) -> Pairs:
     """Return the functions that few instructions compute, where results of 16 bits hide their error.
 
-    Not where a constant cancels most of the value, as in 1 + tanh(x), nor in what a cast keeps in 32 bits.
+    Not where a constant cancels most of the value, as in 1 + tanh(x), or another value of the same function, as in erfc(x) - erfc(y),
+    nor in what a cast keeps in 32 bits. Logarithms and expm1 lose two bits at most in a sum; the few of a row's number stay as they are.
     """
     nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
-    used = {n.fn for n in nodes if isinstance(n, ex.Call)}
+    terms = {m: () if shape.dots(m) else reduction_labels(shape.algorithm, m) for m in members}
+    most = max(_evaluations(shape, (*shape.algorithm[m].labels, *terms[m])) for m in members)
+    used = {n.fn for n in nodes if isinstance(n, ex.Call) and (n.fn == "tanh" or FEW * _evaluations(shape, ex.free_labels(n)) >= most)}
     for n in (n for n in nodes if isinstance(n, ex.Binary) and n.op in "+-"):
         sides = (n.left, n.right)
         used -= {s.fn for s in sides if isinstance(s, ex.Call) and any(isinstance(other, ex.Const) for other in sides)}
+        used -= {"tanh", "erfc"} & _functions_of_factors(n.left) & _functions_of_factors(n.right)
     wide = [e for m in members if isinstance(e := shape.algorithm[m].expr, ex.Cast) and e.dtype == "fp32"]
     used -= {n.fn for e in wide for n in e.walk() if isinstance(n, ex.Call)}
     known = shape.itemsize == 2 and shape.target.backend == "cuda" and isinstance(shape.target.arch, int) and shape.target.arch >= 75
     return tuple((f, "") for f in APPROXIMATIONS if f in used) if known else ()
+
+
+def _evaluations(shape: SchedulingProblem, labels: Iterable[str]) -> int:
+    return math.prod(shape.sizes.get(x, 1) for x in labels)
+
+
+def _functions_of_factors(e: ex.Expr) -> set[str]:
+    """Return the functions whose values are factors of ``e``."""
+    match e:
+        case ex.Call(fn, _):
+            return {fn}
+        case ex.Unary("-", a) | ex.Binary("/", a, _):
+            return _functions_of_factors(a)
+        case ex.Binary("*", a, b):
+            return _functions_of_factors(a) | _functions_of_factors(b)
+    return set()
 
 
 def stores_while_reducing(shape: SchedulingProblem, root: str, members: list[str]) -> bool:

@@ -17,8 +17,8 @@ from dtkernels.runtime.bind.operator import Operator
 
 inf, nan = math.inf, math.nan
 SPECIAL = torch.tensor([0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1.0, -1.0, 1e-8, -1e-6, 3e-4, 0.1, 20.25, -20.25, 87.0, -100.0, 8388609.0, 4194304.5, 1e30, inf, -inf, nan])
-ONE = ("sin", "cos", "atan", "asin", "acos", "log1p", "expm1", "round", "ceil", "trunc", "sign", "isnan", "isinf", "isfinite")
-DIFFERENTIABLE = ("sin(A[x])", "cos(A[x])", "atan(A[x])", "asin(A[x] / 4)", "acos(A[x] / 4)", "log1p(A[x] * A[x])", "expm1(A[x])", "round(A[x]) * A[x]", "ceil(A[x]) + trunc(A[x]) * A[x]", "sign(A[x]) * A[x]")
+ONE = ("sin", "cos", "atan", "asin", "acos", "log1p", "expm1", "erfc", "round", "ceil", "trunc", "sign", "isnan", "isinf", "isfinite")
+DIFFERENTIABLE = ("sin(A[x])", "cos(A[x])", "atan(A[x])", "asin(A[x] / 4)", "acos(A[x] / 4)", "log1p(A[x] * A[x])", "expm1(A[x])", "erfc(A[x])", "1 + erf(A[x])", "A[x] * tanh(log1p(exp(A[x])))", "round(A[x]) * A[x]", "ceil(A[x]) + trunc(A[x]) * A[x]", "sign(A[x]) * A[x]")
 BOTH = pytest.mark.parametrize("reference", [False, True], ids=["kernel", "reference"])
 
 
@@ -42,6 +42,59 @@ def test_one_argument(fn, reference, monkeypatch):
     if fn == "expm1":
         want = want.float()  # exp of 100 is infinite in float32
     near(op_of(f"Func f; In A; Var x; f[x] = {value};")(a), want.double())
+
+
+def whole_range(dtype: torch.dtype) -> torch.Tensor:
+    """Numbers of every size and sign, many near 0, 1 and where functions change their form; zeros, denormals, infinities and a NaN."""
+    sizes = 2.0 ** torch.linspace(-149, 128, 2000, dtype=torch.float64)
+    dense = [torch.linspace(-low, low, 3001, dtype=torch.float64) for low in (12, 1.2, 0.05)]
+    special = torch.tensor([0.0, -0.0, 1.0, -1.0, -1.5, 1e-45, -1e-45, inf, -inf, nan], dtype=torch.float64)
+    return torch.cat([sizes, -sizes, *dense, 1 + dense[2], 1 - dense[2], special]).to(dtype)
+
+
+#: function -> roundings to float32 that it may be off, and the relative error of the form that approximate() asks for
+ERRORS = {"expm1": (2.5, 2**-17), "log1p": (2.5, 2**-16.5), "erfc": (64, 2**-14.5), "log": (2, 2**-16.5), "log2": (2, 2**-16.5), "tanh": (4, 2**-11), "erf": (4, None), "exp": (2, None), "sigmoid": (4, None)}
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+@pytest.mark.parametrize("fn", ERRORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
+def test_the_whole_range(fn, dtype, approximate):
+    """Against float64, in the dtype of the result: infinities, NaNs and the signs of zeros included."""
+    roundings, rough = ERRORS[fn]
+    if approximate and rough is None:
+        return
+    a, limits = whole_range(dtype), torch.finfo(dtype)
+    if dtype == torch.bfloat16:
+        a = a[(a == 0) | ~(a.abs() < limits.tiny)]  # the interpreter reads its denormals as 0
+    text = f"Func f; In A; Var x; f[x] = {fn}(A[x]); f.block(x:1024); f.tensorize(x:1024);" + f"f.approximate({fn});" * approximate
+    got, want = dtkernels.compile(text)(a), getattr(torch, fn)(a.double())
+    rounding = {torch.float32: 0.0, torch.float16: limits.eps / 2, torch.bfloat16: limits.eps}[dtype]  # the interpreter rounds toward 0 to bfloat16
+    assert torch.equal(got.isnan(), want.isnan())
+    error = rounding + (rough if approximate else roundings * 2**-23)
+    finite = want.abs() < 0.999 * limits.max
+    off = finite & ~((got.double() - want).abs() <= error * want.abs() + (limits.tiny * limits.eps if dtype == torch.float16 else limits.tiny))
+    assert not off.any(), (a[off][:5], got[off][:5], want[off][:5])
+    assert got[want.abs() > 1.001 * limits.max].isinf().all()
+    zeros = (want == 0) & (a == 0) & (fn != "tanh")
+    assert torch.equal(got[zeros].signbit(), want[zeros].signbit())
+
+
+@pytest.mark.parametrize("text", ["A[x] * tanh(log1p(exp(A[x])))", "A[x] * tanh(where(A[x] > 20, A[x], log1p(exp(A[x]))))", "A[x] * tanh(where(A[x] > 20, A[x], log1p(exp(minimum(A[x], 21)))))"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
+def test_mish_keeps_its_digits(text, dtype):
+    """As a quotient also where the logarithm of 1 + exp(a) had lost them."""
+    a = whole_range(dtype)
+    a = a[a.abs() < inf]
+    got, want = dtkernels.compile(f"Func f; In A; Var x; f[x] = {text}; f.block(x:1024); f.tensorize(x:1024);")(a), torch.nn.functional.mish(a.double())
+    error = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps * 1.001
+    torch.testing.assert_close(got.double(), want, rtol=error, atol=torch.finfo(dtype).tiny, equal_nan=True)
+
+
+def test_gelu_keeps_its_digits_far_from_zero():
+    a = torch.linspace(-12, 12, 4001)
+    got, want = dtkernels.compile(unary("0.5 * A[x] * (1 + erf(A[x] * 0.7071067811865476))"))(a), 0.5 * a.double() * torch.erfc(a.double() * -0.7071067811865476)
+    torch.testing.assert_close(got.double(), want, rtol=2e-5, atol=1e-37)
 
 
 @BOTH
@@ -147,7 +200,7 @@ def test_a_power_of_zero_has_the_gradients_of_torch():
 
 
 @pytest.mark.parametrize("schedule", ["f.tensorize(y:0);", "f.tensorize(x:2, y:4); f.block(x:2);", "f.tensorize(x:2, y:4); f.block(x:2); f.split(y:2);", ""])
-@pytest.mark.parametrize("terms", ["cos(A[x, y])", "log1p(abs(A[x, y]))", "clamp(A[x, y], 0.25, 1)", "pow(A[x, y], 2) * pow(abs(A[x, y]), 1.5)", "where(isnan(A[x, y]), 1, 0)", "sign(A[x, y]) + ceil(A[x, y])"])
+@pytest.mark.parametrize("terms", ["cos(A[x, y])", "log1p(abs(A[x, y]))", "erfc(A[x, y])", "clamp(A[x, y], 0.25, 1)", "pow(A[x, y], 2) * pow(abs(A[x, y]), 1.5)", "where(isnan(A[x, y]), 1, 0)", "sign(A[x, y]) + ceil(A[x, y])"])
 def test_in_reductions_of_odd_lengths(terms, schedule):
     """Past the extent elements read as 0, of which some functions make something else."""
     torch.manual_seed(0)

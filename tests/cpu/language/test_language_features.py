@@ -14,7 +14,7 @@ inf, nan = float("inf"), float("nan")
 
 # -- expressions ------------------------------------------------------------------------------------------------------
 
-UNARY = ["exp(A[x])", "exp2(A[x])", "abs(A[x])", "erf(A[x])", "floor(3 * A[x])", "sigmoid(A[x])", "tanh(A[x])", "-A[x]", "--A[x]", "sigmoid(40 * A[x])", "tanh(40 * A[x])"]
+UNARY = ["exp(A[x])", "exp2(A[x])", "abs(A[x])", "erf(A[x])", "erfc(A[x])", "1 + erf(A[x])", "tanh(log1p(exp(A[x])))", "tanh(where(A[x] > 20, A[x], log1p(exp(A[x]))))", "floor(3 * A[x])", "sigmoid(A[x])", "tanh(A[x])", "-A[x]", "--A[x]", "sigmoid(40 * A[x])", "tanh(40 * A[x])"]
 POSITIVE = ["log(A[x])", "log2(A[x])", "sqrt(A[x])", "rsqrt(A[x])"]
 
 

@@ -27,6 +27,7 @@ from dtkernels.algebra.rules.center_moments import center_moments
 from dtkernels.algebra.rules.constant_folding import bind_parameters, fold_constants
 from dtkernels.algebra.rules.data_index.data_bounds import bound_picked_sums
 from dtkernels.algebra.rules.data_index.grouped_products import group_products
+from dtkernels.algebra.rules.erf_to_erfc import erf_to_erfc
 from dtkernels.algebra.rules.exponentials.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from dtkernels.algebra.rules.exponentials.row_values import extract_row_values
 from dtkernels.algebra.rules.exponentials.shift_degree import FREE, Degree, degree
@@ -40,6 +41,7 @@ from dtkernels.algebra.rules.products.product_columns import sum_product_operand
 from dtkernels.algebra.rules.products.product_elements import make_picked_elements, sum_rows_first
 from dtkernels.algebra.rules.products.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from dtkernels.algebra.rules.scans import extract_scans
+from dtkernels.algebra.rules.tanh_of_log1p import tanh_of_log1p
 from dtkernels.algebra.rules.tanh_to_sigmoid import tanh_to_sigmoid
 from dtkernels.algebra.rules.unit_labels import drop_unit_labels
 from dtkernels.algebra.smart_constructors import simplify
@@ -106,6 +108,8 @@ RULES = {
     "conditions_to_numbers": (conditions_to_numbers, lambda a: conditions_to_numbers(a)),
     "mean_to_sum": (mean_to_sum, lambda a: mean_to_sum(a)),
     "tanh_to_sigmoid": (tanh_to_sigmoid, lambda a: tanh_to_sigmoid(a)),
+    "erf_to_erfc": (erf_to_erfc, lambda a: erf_to_erfc(a)),
+    "tanh_of_log1p": (tanh_of_log1p, lambda a: tanh_of_log1p(a)),
     "center_moments": (center_moments, lambda a: center_moments(a, (*outputs(a), "m"))),
     "group_products": (group_products, lambda a: group_products(a)),
     "bound_picked_sums": (bound_picked_sums, lambda a: bound_picked_sums(a)),
