@@ -21,7 +21,7 @@ TAKEN = frozenset(
         *(f"{word}_{name}" for name in FLOAT8 for word in ("from", "code_of", "round_to")),
         "DEPENDENT", "dependent", "overlapping", "warpgroups", "float8_warpgroups", "ring_stages", "descriptor_memory", "extents", "exp_degree", "linear_recurrence",
         *(f"exp2_{part}_of_{whole}{form}" for part, whole in SHARES for form in ("", "_if_wide")),
-        *(f"hardware_{fn}" for fn in APPROXIMATIONS), "log2_instruction", "exp2_instruction", "reciprocal_instruction", "complementary_error",
+        *(name for fn in APPROXIMATIONS for name in (f"hardware_{fn}", f"{fn}_of_one")), "log2_instruction", "exp2_instruction", "reciprocal_instruction", "complementary_error",
         "floor_divide", "floor_modulo", "floor_to_int", "ceil_to_int", "nan_max", "nan_min",
         "float_power", "log_of_1_plus", "exp_minus_1", "arctangent", "arcsine", "arccosine", "arctangent_of", "round_half_even", "round_toward_zero", "sign_of", "is_nan", "is_infinite", "is_finite",
         "every_second", "bits_of", "number_of", "PAIRS", "converts_pairs",

@@ -7,43 +7,34 @@ function stands for the instruction. Inline assembly is NVIDIA's.
 
 from __future__ import annotations
 
-#: helper -> text; ``hardware_tanh`` is among those of functions.py, whose text stored kernels have
-HELPERS = {
-    "hardware_log2": """
-@triton.jit
-def hardware_log2(x, on_gpu: tl.constexpr):
-    # the instruction is exact to 2**-22 near 1, whatever the value
+#: function -> the statements of its form. The instructions are exact to 2**-22 of 1 where the result is near 0
+FORMS = {
+    "log2": """
     near = (x - 1.0) * (1.4426950408889634 - (x - 1.0) * (0.7213475204444817 - (x - 1.0) * 0.4808983469629878))
     return tl.where(tl.abs(x - 1.0) < 0.03125, near, log2_instruction(x, on_gpu))
 """,
-    "hardware_log": """
-@triton.jit
-def hardware_log(x, on_gpu: tl.constexpr):
-    # the instruction is exact to 2**-22 near 1, whatever the value
+    "log": """
     near = (x - 1.0) * (1.0 - (x - 1.0) * (0.5 - (x - 1.0) * 0.3333333333333333))
     return tl.where(tl.abs(x - 1.0) < 0.03125, near, log2_instruction(x, on_gpu) * 0.6931471805599453)
 """,
-    "hardware_log1p": """
-@triton.jit
-def hardware_log1p(x, on_gpu: tl.constexpr):
+    "log1p": """
     near = x * (1.0 - x * (0.5 - x * 0.3333333333333333))
     return tl.where(tl.abs(x) < 0.03125, near, log2_instruction(1.0 + x, on_gpu) * 0.6931471805599453)
 """,
-    "hardware_expm1": """
-@triton.jit
-def hardware_expm1(x, on_gpu: tl.constexpr):
+    "expm1": """
     near = x * (1.0 + x * (0.5 + x * 0.16666666666666666))
     return tl.where(tl.abs(x) < 0.03125, near, exp2_instruction(x * 1.4426950408889634, on_gpu) - 1.0)
 """,
-    "hardware_erfc": """
-@triton.jit
-def hardware_erfc(x, on_gpu: tl.constexpr):
+    "erfc": """
     # the form of Abramowitz and Stegun (1964), 7.1.26, with the coefficients of the least relative error
     t = reciprocal_instruction(1.0 + 0.45 * tl.abs(x), on_gpu)
     p = ((((-0.1263589280690158 * t + 0.26825865245959224) * t + 0.11132869969745882) * t + 0.23974844094296463) * t + 0.2531586581171095) * t + 0.2538924939134382
     size = p * t * exp2_instruction(x * x * -1.4426950408889634, on_gpu)
     return tl.where(x < 0, 2.0 - size, size)
 """,  # noqa: E501 (emitted text is as wide as it is)
+}
+
+INSTRUCTIONS = {
     "log2_instruction": """
 @triton.jit
 def log2_instruction(x, on_gpu: tl.constexpr):
@@ -71,3 +62,23 @@ def reciprocal_instruction(x, on_gpu: tl.constexpr):
         return 1.0 / x
 """,
 }
+
+
+def _helper_text(fn: str) -> str:
+    """Return the functions of a kernel's file. On a GPU one element follows the other: a compiler that takes step after step of a whole tile runs out of registers."""
+    return f"""
+@triton.jit
+def {fn}_of_one(x, on_gpu: tl.constexpr = True):{FORMS[fn].rstrip()}
+
+
+@triton.jit
+def hardware_{fn}(x, on_gpu: tl.constexpr):
+    if on_gpu:
+        return tl.map_elementwise({fn}_of_one, x)
+    else:
+        return {fn}_of_one(x, False)
+"""
+
+
+#: helper -> text; ``hardware_tanh`` is among those of functions.py, whose text stored kernels have
+HELPERS = {**{f"hardware_{fn}": _helper_text(fn) for fn in FORMS}, **INSTRUCTIONS}
