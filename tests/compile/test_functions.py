@@ -32,6 +32,24 @@ def test_compiles(name, dtype):
         assert build(launch, gpu).asm
 
 
+ROUGH = """Func f; In A, B; Var x, y;
+f[x, y] = log(A[x, y]) + log2(B[x, y]) * log1p(A[x, y]) + expm1(A[x, y]) * erfc(B[x, y]) + tanh(A[x, y]);
+f.block(x:1, y:256); f.tensorize(y:256); f.approximate(log, log2, log1p, expm1, erfc, tanh);"""
+
+
+@pytest.mark.parametrize("name", ["a100", "l40s", "h200", "b200"])
+def test_forms_of_few_instructions(name):
+    """By the instructions of the special function unit, one each but for the two of erfc, and no call of a library."""
+    program, gpu = prepare(parse(ROUGH)), target(name)
+    tensors = [torch.empty((64, 1024), dtype=torch.bfloat16, device="meta") for _ in "AB"]
+    (launch,) = record_launches(load_module(emit(program, "call", gpu), "rough"), "call", tuple(tensors))
+    ptx = build(replace(launch, constants={**launch.constants, "ON_GPU": True}), gpu).asm["ptx"]
+    count = {word: len(re.findall(word, ptx)) for word in ("lg2.approx.f32", "ex2.approx.ftz.f32", "rcp.approx.ftz.f32", "tanh.approx.f32")}
+    elements = count["rcp.approx.ftz.f32"]
+    assert elements and count == {"lg2.approx.f32": 3 * elements, "ex2.approx.ftz.f32": 2 * elements, "rcp.approx.ftz.f32": elements, "tanh.approx.f32": elements}
+    assert "call.uni" not in ptx and "__nv_" not in ptx
+
+
 INTEGERS = """Func p, q, f; In A, W, t; Var x, y; RVar z;
 p[x] = rargmax(A[x, z], z); q[x, y] = cast(round(A[x, y] * 40), int8);
 f[x, y] = ((W[x, y // 8] >> (4 * (y % 8))) & 15) * A[x, p[x]] + (q[x, y] ^ 5) // 3 + (~t[x] << 2) + cast(A[x, y], int64) + rprod(A[x, z], z) + where(rany(A[x, z] > 0, z), 1, 2);

@@ -24,6 +24,17 @@ def test_it_compiles_and_fits(case):
     assert found.kernels and found.wrong == [], found.wrong
 
 
+#: products of level 2 whose epilogues have several functions
+EPILOGUES = ("029_matmul_mish_mish", "053_gemm_scaling_hardtanh_gelu", "081_gemm_swish_divide_clamp_tanh_clamp", "086_matmul_divide_gelu",
+             "095_matmul_add_swish_tanh_gelu_hardtanh", "004_conv2d_mish_mish")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_functions_of_an_epilogue_fit_into_registers(name):
+    found = check.check_schedule(2, name, "bf16", target("h100"))
+    assert found.kernels and found.wrong == [], found.wrong
+
+
 def test_every_problem_has_a_schedule_at_its_published_sizes():
     """None refused, no grid too large, and no prediction of level 1 beyond what the GPU can do."""
     for level in problem.levels():

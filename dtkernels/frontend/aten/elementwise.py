@@ -239,7 +239,6 @@ UNARY: dict[str, Callable[[Expr], Expr]] = {
     "frac": lambda a: minus(a, truncated(a)),
     "sgn": lambda a: call("sign", a),
     "log10": lambda a: times(call("log", a), number(1 / math.log(10))),
-    "erfc": lambda a: call("erfc", a),
     "special_ndtr": lambda a: times(number(0.5), call("erfc", times(a, number(-math.sqrt(0.5))))),
     "special_erf": lambda a: call("erf", a),
     "special_expit": lambda a: call("sigmoid", a),
