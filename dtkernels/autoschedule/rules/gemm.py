@@ -28,7 +28,7 @@ WIDE = 128 * 128  #: elements of the accumulators of the tiles that reach the hi
 FEW_ROWS = 16  #: rows or columns beside which codes are converted in small programs
 LINE = 128  #: bytes of a line of memory
 PICKED = GemmTile(128, 128, 32, 4, 5)  #: of sums whose terms data picks: 167 us on an H100 for 8 experts of 2048 x 4096 and 4096 rows, 128 x 256 with 64 terms in a step 233
-SHORT = 384  #: terms of a sum up to which smaller results, which are stored sooner, take less time
+SHORT = 384  #: terms of a sum up to which, from more than half a step on, smaller results, which are stored sooner, take less time
 #: of large results of such: on an H100 68.8 us for 71.0 by 128 x 256 of 128 terms (64 x 1024 x 1024), 891 for 1009 and 68.6 for 80.3 of 256 (1048576 x 768,
 #: 2688 x 14976), 302 for 322 of 384 and 367 for 368 of 512 (262144 x 768); benchmarks/h100/product_schedules.json
 SHORT_SUM = GemmTile(128, 128, 128, 8, 3)
@@ -237,7 +237,7 @@ class _Product:
         waves = self._blocks(m, n, *each_of(self.dots, *full), batch) / shape.target.multiprocessors
         if full == (128, 256) and k >= 64 and (waves >= 1.5 or several and waves >= 0.9 or narrow_loads and waves >= 0.5):
             through = self._descriptors()
-            if k <= SHORT and through.get("persistent") and not several:
+            if SHORT_SUM.depth < 2 * k <= 2 * SHORT and through.get("persistent") and not several:
                 return SHORT_SUM, through
             if several and not narrow_loads and adds_up_products(shape, self.main, self.dots) and 10 * self._blocks(m, n, *full, batch) >= 9 * shape.target.multiprocessors:
                 return GemmTile(*full, 64, 8, 3), {}

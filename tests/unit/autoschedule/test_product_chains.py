@@ -82,7 +82,7 @@ def test_a_triangular_operand_in_odd_rows_is_stored():
     assert {p.func for p in schedule.primitives} > {"f"}
 
 
-@pytest.mark.parametrize("k, columns", [(128, 128), (384, 128), (768, 256)])
+@pytest.mark.parametrize("k, columns", [(64, 256), (67, 128), (128, 128), (384, 128), (768, 256)])
 def test_results_of_short_sums_are_small(k, columns):
     text = "Func f; In A, B; Var b, x, y; RVar k; f[b, x, y] = rdot(A[b, x, k], B[b, k, y], k);"
     assert scheduled(text, {"b": 64, "x": 1024, "y": 1024, "k": k}).sizes("f", "block") == {"b": 1, "x": 128, "y": columns}
