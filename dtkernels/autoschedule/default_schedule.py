@@ -31,7 +31,7 @@ from .kept_sums import goes_over_again, with_kept_sums
 from .memory_limit import limit_beside, pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
-from .recomputation import recompute_is_costly
+from .recomputation import STORED, is_long_operand, recompute_is_costly
 from .rules.gemm_row_reduction import (
     feeds_row_reduction,
     recomputes_product_rows,
@@ -49,7 +49,6 @@ from .stored_elements import feeds_another_output, is_compared_for_equality, pro
 from .stored_operands import computed_operand_slowdown, operand_with_rows, stored_operands, sums_held_rows
 from .summed_products import SummedProduct, beside, summed_product
 
-STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
 SPECIALIZED = 1.05  #: where warp groups are predicted to take less than this part of other warps' time they were faster at 30 of 31 measured sizes of more than 64 columns
 HOST = 1.0  #: microseconds that the host takes for another launch
@@ -276,6 +275,8 @@ class _Fusion:
         yield self._fused(streaming=False)
         if any(feeds_row_reduction(self.shape, f) for f in self.algorithm.funcs if f not in self.outputs):
             yield self._fused(streaming=True, within=True, stored=True)
+        if any(is_long_operand(self.shape, f) for f in self.algorithm.funcs):
+            yield self._fused(streaming=True, within=True, operands=True)
         yield ()
 
     def _beside(self, product: SummedProduct) -> tuple[Primitive, ...]:  # one kernel makes the product and reduces its rows
@@ -352,12 +353,13 @@ class _Fusion:
 
     def _fused(
         self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False, apart: bool = False, beside: bool = False,
-        stored: bool = False, ahead: bool = False,
+        stored: bool = False, ahead: bool = False, operands: bool = False,
     ) -> tuple[Primitive, ...]:
         """``beside``: outputs that are products of which other outputs are made in any way are computed where those are, as if they were none.
         ``within``: outputs that are products of which others are made are computed where those are, as if they were none.
         ``storing``: what several kernels read is computed in one of them, which stores it for the others, where it feeds a product there.
         ``ahead``: sums that are read along what they are sums of have kernels of their own, which run first and may be split over programs.
+        ``operands``: operands of products that are made of products of long sums have kernels of their own.
         ``passing``: large operands are read once (skinny_gemm_pair.py).
         ``apart``: outputs are not computed in the kernels of others.
         ``stored``: products whose rows are reduced have kernels of their own, with what is made of them element by element.
@@ -393,7 +395,7 @@ class _Fusion:
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
             again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not is_compared_for_equality(self.algorithm, d.name)
             apart_by_way = d.name in self.stored or stored and feeds_row_reduction(self.shape, d.name) or ahead and goes_over_again(self.shape, d.name, roots)
-            apart_by_way = apart_by_way or len(roots) > 1 and self._rounds_stored_product(d.name)
+            apart_by_way = apart_by_way or len(roots) > 1 and self._rounds_stored_product(d.name) or operands and is_long_operand(self.shape, d.name)
             again = again and not apart_by_way and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
             place = self._fusion_point(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}
@@ -467,11 +469,14 @@ class _Fusion:
         made = [f for f, product in reduced.items() if product]
         for root in roots & set(self.algorithm.funcs):
             elsewhere = all(recompute_is_costly(self.shape, f, root) and not self.shape.underfills_gpu(f, root) for f in made)
-            taken = any(rows.tensor == func for dot in self.shape.dots(root) for s in (dot.left, dot.right) if (rows := rows_of(s)))
-            others = [self.sizes[label] for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
-            if elsewhere and taken and max(others, default=0) > WHOLE_SIDE:
+            if elsewhere and any(self._rereads(f, func) for f in self.algorithm.needed_by((root,))):
                 return True
         return False
+
+    def _rereads(self, product: str, func: str) -> bool:
+        """Return whether ``func`` is an operand of ``product``, which reads it again for each block of a long side."""
+        taken = any(rows.tensor == func for dot in self.shape.dots(product) for s in (dot.left, dot.right) if (rows := rows_of(s)))
+        return taken and any(self.sizes[label] > WHOLE_SIDE for label in self.algorithm[product].labels if label not in self.algorithm[func].labels)
 
     def _share_reduction_pass(self, func: str, place: tuple[str, str], found: list[Primitive], hosts: dict[str, set[str]]) -> tuple[str, str]:
         """Fuse ``func`` into the loop of the reduction that uses it, if both then share one pass over a row, or a volume, too large to hold."""

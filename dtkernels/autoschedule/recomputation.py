@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ..algebra.operand_types import rows_of
 from ..lang import expr as ex
 from ..lang.schedule_checks import reduction_labels
 from .problem import WHOLE_SIDE, SchedulingProblem
@@ -11,6 +12,7 @@ from .rules.gemm_row_reduction import reduces_beyond_tiles, reduces_products, re
 from .rules.reduction import WHOLE_COLUMN
 from .rules.sibling_gemms import sum_needs_own_kernel
 
+STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
 FEW = 8  #: terms of a sum that every block may add up for itself
 BLOCK = 4096  #: elements of a block of rows
 
@@ -28,7 +30,29 @@ def recompute_is_costly(shape: SchedulingProblem, func: str, root: str) -> bool:
         return _recomputes_sum(shape, func, root, tuple(label for label in missing if not shape.is_short(label)))  # one block has all of a short one
     if shape.underfills_gpu(func, root) or sweep_underfills_gpu(shape, func, root) or _is_scattered(shape, func, root):
         return True
-    return any(shape.sizes[label] > WHOLE_SIDE for label in missing) and not shape.holds_chain(func, root)
+    if any(shape.sizes[label] > WHOLE_SIDE for label in missing) and not shape.holds_chain(func, root):
+        return True
+    return any(_is_made_for_each_tile(shape, func, product) for product in shape.algorithm.needed_by((root,)) if product not in (func, root))
+
+
+def _is_made_for_each_tile(shape: SchedulingProblem, func: str, product: str) -> bool:
+    """Return whether ``func``, an operand of ``product``, would be made again for each tile of a label that it lacks.
+
+    The kernel that both are computed in may reduce that label, as the last layers of a network do: ``rsum(exp(W2 sigmoid(W1 x)))``.
+    """
+    own = shape.algorithm[func].labels
+    if not shape.dots(product) or not set(reduction_labels(shape.algorithm, product)) & set(own) or func not in shape.algorithm.needed_by((product,)):
+        return False
+    return any(shape.sizes[x] > WHOLE_SIDE for x in shape.algorithm[product].labels if x not in own) and not shape.holds_chain(func, product)
+
+
+def is_long_operand(shape: SchedulingProblem, func: str) -> bool:
+    """Return whether an operand of a product is a product of a long sum, or made of one element by element."""
+    made = [f for f in shape.algorithm.needed_by((func,)) if shape.dots(f) and shape.algorithm[f].labels == shape.algorithm[func].labels]
+    if func in shape.outputs or reduction_labels(shape.algorithm, func) and func not in made or all(shape.longest_sum(f) < STORED for f in made):
+        return False
+    dots = (dot for f in shape.algorithm.funcs for dot in shape.dots(f))
+    return any(rows.tensor == func for dot in dots for s in (dot.left, dot.right) if (rows := rows_of(s)))
 
 
 def _recomputes_sum(shape: SchedulingProblem, func: str, root: str, missing: tuple[str, ...]) -> bool:

@@ -17,6 +17,7 @@ from ..lang.schedule_checks import reduction_labels
 from .float32_products import tripled_float32
 from .memory_limit import SHORTEST, memory_limit
 from .problem import WHOLE_SIDE, SchedulingProblem
+from .rules.product_sides import leaves_out_terms
 from .rules.reduction import ROW_LIMIT
 
 IN_LOOP = 1.8  #: the time of such loops relative to what is predicted, where those that are stored take theirs: 1.4 to 5 times on an H100
@@ -56,6 +57,8 @@ def _is_paired(shape: SchedulingProblem, operand: ex.Expr) -> bool:
 def _is_converted(shape: SchedulingProblem, operand: ex.Expr) -> bool:
     """Return whether an operand is computed, or loaded in a narrow dtype that its products do not multiply in."""
     e = operand.arg if isinstance(operand, ex.Unary) and operand.op == "-" else operand
+    if any(leaves_out_terms(shape, dot) for dot in _products(shape, operand)):
+        return False
     types = OperandTypes(shape.algorithm)
     if any(types.of(dot).float8 for dot in _products(shape, operand)):
         return shape.target.has_float8 and _is_turned(shape, operand)

@@ -32,6 +32,7 @@ from .prelower.named_operands import name_operands
 from .prelower.partial_sums import add_partial_sums, free_name
 from .prelower.stage_aligned_copies import stage_aligned_copies
 from .target import Target
+from .transforms.arithmetic.accumulator_fusion import fuse_accumulators
 from .transforms.arithmetic.cse import eliminate_common_subexpressions
 from .transforms.arithmetic.exp2_emulation import emulate_exp2
 from .transforms.arithmetic.exp_to_exp2 import rewrite_exp_to_exp2
@@ -73,6 +74,7 @@ PROGRAM_PASSES: tuple[tuple[str, Callable[[Program], Program]], ...] = (
 NEST_PASSES: tuple[tuple[str, Callable[[Kernel, KernelOptions], Kernel]], ...] = (
     ("guard_elimination", eliminate_guards),
     ("cse", eliminate_common_subexpressions),
+    ("accumulator_fusion", fuse_accumulators),
     ("loop_partition", partition_loops),
     ("exp_to_exp2", rewrite_exp_to_exp2),
     ("scale_sinking", sink_scales),

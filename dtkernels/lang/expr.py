@@ -121,7 +121,8 @@ TORCH_NAMES = {**DTYPES, **{name: f.torch for name, f in FLOAT8.items()}, **{nam
 INTEGER_OPERATORS = ("//", "&", "|", "^", "<<", ">>")
 #: kinds of rscan -> the value before the first element
 SCANS = {"sum": 0, "prod": 1, "max": -math.inf, "min": math.inf}
-COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+ORDERED = ("<", "<=", ">", ">=")
+COMPARISONS = (*ORDERED, "==", "!=")
 #: binary operator -> precedence (higher binds tighter)
 PRECEDENCE = {
     "or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "|": 5, "^": 6, "&": 7, "<<": 8, ">>": 8, "+": 9, "-": 9, "*": 10, "/": 10, "//": 10, "%": 10,

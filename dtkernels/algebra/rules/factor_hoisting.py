@@ -19,14 +19,29 @@ def hoist_invariant_factors(algorithm: Algorithm, outputs: tuple[str, ...], inli
     Likewise a condition that does not depend on it, which decides between all terms and none. Funcs in ``inline`` (all, if None) that are
     quotients or products with such a factor are looked through: ``sm[m, l] = e[m, l] / d[m]`` need not be written inside the sum. Funcs that
     nothing uses any more are removed. An empty sum stays 0 whatever divides it; an existing test of ``d[m] == 0`` covers this case.
+
+    A mean keeps its factors where another sum reads deviations from it: ``rsum((z[b, o] - mean[o]) ** 2, b)``. Both then take one pass.
     """
 
     def hoist(node: ex.Expr) -> ex.Expr:
         return _drop_redundant_guard(node) if isinstance(node, ex.Call) else _hoist(node, algorithm, inline)
 
-    definitions = tuple(replace(d, expr=d.expr.transform(hoist)) for d in algorithm.definitions)
+    means = _means_of_deviations(algorithm)
+    definitions = tuple(d if d.name in means else replace(d, expr=d.expr.transform(hoist)) for d in algorithm.definitions)
     changed = replace(algorithm, definitions=definitions)
     return changed.limited_to(outputs)
+
+
+def _means_of_deviations(algorithm: Algorithm) -> set[str]:
+    """Return the Funcs that a sum subtracts from the very terms that they are sums of."""
+    found = set()
+    for total in (n for d in algorithm.definitions for n in ex.reductions(d.expr)):
+        for n in total.walk():
+            match n:
+                case ex.Binary("-", term, ex.Access(mean)) if mean in algorithm.funcs:
+                    sums = ex.reductions(algorithm[mean].expr)
+                    found |= {mean for s in sums if isinstance(s, ex.Reduce) and s.kind == "sum" and s.arg == term and set(s.labels) <= {*total.labels}}
+    return found
 
 
 def hoist_row_factors(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:

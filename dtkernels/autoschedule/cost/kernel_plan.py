@@ -102,13 +102,25 @@ class KernelPlan:
         return tuple([*((x, 0, False) for x in self.blocks if all(x != f[0] for f in found)), *found])
 
     def _recompute_loops(self, func: FuncOutline, loop: str) -> tuple[str, ...]:
-        """Return labels of the root whose loops run around a fused Func that lacks them: it is computed again in each iteration."""
+        """Return labels whose loops run around a fused Func that lacks them: it is computed again in each iteration. They are the root's, and those of products made of it."""
         loop = loop.rpartition(".")[2]
         if not loop:
             return ()
         labels = self.root.labels
         upto = labels.index(loop) + 1 if loop in labels else len(labels)
-        return tuple([x for x in labels[:upto] if x not in func.labels and x not in func.reduced])
+        around = (*labels[:upto], *(self._labels_of_readers(func) if func.products else ()))
+        return tuple(dict.fromkeys([x for x in around if x not in func.labels and x not in func.reduced]))
+
+    def _labels_of_readers(self, func: FuncOutline) -> tuple[str, ...]:
+        """Return the labels of the kernel's inner products that a loop adds up tile by tile of ``func``: each of their own tiles makes all of these again."""
+        if all(x in self.blocks or not self.tiles.get(x, 1) for x in func.labels):
+            return ()
+        made, before = {func.name}, 0
+        while len(made) > before:
+            before = len(made)
+            made |= {f.name for f, _ in self.members if any(r.tensor in made for r in f.reads)}
+        inner = [f for f, _ in self.members if f.products and f.name in made and f not in (func, self.root)]
+        return tuple([x for f in inner for x in f.labels if x not in self.root.labels and x not in self.blocks])
 
     def _whole(self, func: FuncOutline) -> tuple[str, ...]:
         """Return the labels that a fused Func adds over and the grid cuts: each program runs over all of them."""

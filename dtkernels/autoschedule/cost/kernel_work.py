@@ -241,8 +241,8 @@ class KernelCount:
         for func in plan.writes:
             each, last = self.bytes_of(func.name), self._last_of(func.labels) if streamed or not plan.products else func.labels[-1:]
             amount = each * self.elements(self.extent, func.labels)
-            if not plan.products:
-                amount *= max(1.0, SECTOR / max(1.0, each * self.elements(self.loaded, last)) if last and last[0] in self.count else 1.0)
+            if last and last[0] in self.count and (not plan.products or self.sizes.get(last[0], 1) > self.loaded[last[0]]):  # parts of sectors
+                amount *= max(1.0, SECTOR / max(1.0, each * self.elements(self.loaded, last)))
             written += amount
             if func.name in plan.config.added:
                 added, cleared = added + 4.0 * self.elements(self.extent, func.labels) * self.times(self._revisited_labels(func), ()), cleared + self._cleared(func)

@@ -18,8 +18,8 @@ from ..float32_products import tripled_float32
 from ..problem import SchedulingProblem
 from . import gemm_candidates
 from .gemm_candidates import GemmTile
-from .product_sides import CODES, MERGED, MOST_PACKED, NARROW, bytes_of_term, loaded_ahead, main_product, packed, sides
-from .sibling_gemms import each_of, may_be_persistent, picked_rows, products, tiles_read, width
+from .product_sides import CODES, MERGED, MOST_PACKED, NARROW, bytes_of_term, leaves_out_terms, loaded_ahead, main_product, packed, sides
+from .sibling_gemms import adds_up_products, each_of, may_be_persistent, picked_rows, products, tiles_read, width
 
 FULL = 8  #: warps of the programs of a persistent product that a multiprocessor holds at once
 CONTIGUOUS = 8  #: a tile of 16 elements that lie side by side takes fewer sectors of memory than one of 128 that do not
@@ -28,6 +28,12 @@ WIDE = 128 * 128  #: elements of the accumulators of the tiles that reach the hi
 FEW_ROWS = 16  #: rows or columns beside which codes are converted in small programs
 LINE = 128  #: bytes of a line of memory
 PICKED = GemmTile(128, 128, 32, 4, 5)  #: of sums whose terms data picks: 167 us on an H100 for 8 experts of 2048 x 4096 and 4096 rows, 128 x 256 with 64 terms in a step 233
+SHORT = 384  #: terms of a sum up to which, from more than half a step on, smaller results, which are stored sooner, take less time
+#: of large results of such: on an H100 68.8 us for 71.0 by 128 x 256 of 128 terms (64 x 1024 x 1024), 891 for 1009 and 68.6 for 80.3 of 256 (1048576 x 768,
+#: 2688 x 14976), 302 for 322 of 384 and 367 for 368 of 512 (262144 x 768); benchmarks/h100/product_schedules.json
+SHORT_SUM = GemmTile(128, 128, 128, 8, 3)
+#: of sums that a comparison cuts short, differently in each block: two triangular matrices of 4096 rows took 85.7 us so on an H100, 92 by 128 x 256, a whole product 180
+BOUNDED = GemmTile(128, 128, 64, 4, 3)
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
 
 
@@ -213,11 +219,12 @@ class _Product:
         if self._picks_terms():
             rows, columns = each_of(self.dots, PICKED.rows, PICKED.columns)
             return PICKED._replace(rows=rows, columns=columns), {}
+        bounded = any(leaves_out_terms(shape, dot) for dot in self.dots)
         if shape.itemsize != 2 or not plain:
-            bm, bn = each_of(self.dots, bm, min(256 if shape.itemsize == 2 else 128 * len(self.dots), bn))
+            bm, bn = each_of(self.dots, bm, min(128 if bounded else 256 if shape.itemsize == 2 else 128 * len(self.dots), bn))
             while bm * bn > 64 * 64 and self._blocks(m, n, bm, bn, batch) < shape.target.multiprocessors:
                 bm, bn = (bm, bn // 2) if bn >= bm else (bm // 2, bn)
-            return GemmTile(bm, bn, *self._depth(bm, bn, 8 if bm * bn >= 128 * 128 else 4)), {}
+            return BOUNDED._replace(rows=bm, columns=bn) if bounded else GemmTile(bm, bn, *self._depth(bm, bn, 8 if bm * bn >= 128 * 128 else 4)), {}
         if min(m, n) <= NARROW:
             bm, bn = min(bm, 64), min(max(16, next_power_of_two(n)), 64)  # each program streams alone: few, deep ones keep the most bytes in flight
             return self._latency_bound_tile(bm, bn) if self._loose() else GemmTile(bm, bn, *self._fit_shared_memory(bm, bn, 128, 5)), {}
@@ -229,8 +236,12 @@ class _Product:
         full = (bm, min(bn, 256))
         waves = self._blocks(m, n, *each_of(self.dots, *full), batch) / shape.target.multiprocessors
         if full == (128, 256) and k >= 64 and (waves >= 1.5 or several and waves >= 0.9 or narrow_loads and waves >= 0.5):
-            bm, bn = each_of(self.dots, *full)
             through = self._descriptors()
+            if SHORT_SUM.depth < 2 * k <= 2 * SHORT and through.get("persistent") and not several:
+                return SHORT_SUM, through
+            if several and not narrow_loads and adds_up_products(shape, self.main, self.dots) and 10 * self._blocks(m, n, *full, batch) >= 9 * shape.target.multiprocessors:
+                return GemmTile(*full, 64, 8, 3), {}
+            bm, bn = each_of(self.dots, *full)
             if through and narrow_loads and (tail := self._tail(bm, bn, waves)):
                 through["tail"] = tail
             return (GemmTile(bm, bn, 64, 8, 3) if through else GemmTile(bm, bn, *self._depth(bm, bn, 8))), through

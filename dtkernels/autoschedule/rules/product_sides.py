@@ -38,6 +38,21 @@ def bytes_of_term(shape: SchedulingProblem, members: list[str], side: ex.Expr) -
     return max(found, default=float(shape.itemsize))
 
 
+def leaves_out_terms(shape: SchedulingProblem, dot: ex.Dot) -> bool:
+    """Return whether an operand is an input where a term's place compares with the result's, else 0, as in ``rdot(where(x <= k, A[x, k], 0), B[k, y], k)``: in 16 bits, in aligned rows.
+
+    The loop leaves out tiles of zeros, and whole tiles are loaded as they are (loop_partition.py): a stored operand would hide both.
+    """
+    return shape.itemsize == 2 and any(_is_bounded(shape, side, dot) for side in (dot.left, dot.right))
+
+
+def _is_bounded(shape: SchedulingProblem, side: ex.Expr, dot: ex.Dot) -> bool:
+    match side:
+        case ex.Call("where", (ex.Binary(op, ex.Label(a), ex.Label(b)), ex.Access(tensor), ex.Const(0))) if op in ex.ORDERED:
+            return tensor in shape.algorithm.inputs and shape.aligned({tensor}) and len({a, b} & {*dot.labels}) == 1
+    return False
+
+
 def packed(access: ex.Access) -> int:
     """Return how many elements share one that is loaded: 2 of ``W[n, k // 2]``."""
     found = [i.right.value for i in access.index if isinstance(i, ex.Binary) and i.op in ("/", "//") and isinstance(i.left, ex.Label) and isinstance(i.right, ex.Const)]

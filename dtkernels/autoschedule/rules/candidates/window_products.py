@@ -43,6 +43,7 @@ TILES = tuple(
     )
 )  # fmt: skip
 FULL = 128 * 64  #: elements of a tile below which none is proposed where larger ones give each multiprocessor a program
+GROUP = 8  #: rows of blocks that go together where none reads windows: 205 us for 222 on an H100 (1024 rows of 512 x 16, sums of 8192)
 LONG = 1024  #: elements of a side that fill several tiles
 GATHERED = 64  #: bytes of elements, each with an address of its own, that a thread loads at once: more have no registers
 
@@ -76,7 +77,8 @@ def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -
     picked = any(shape.is_picked(dot, x) for x in dot.labels)
     if None in reads or others or picked or not rows or not columns or {*dot.labels} & {*own}:
         return
-    if not any(_slides(a) for a in reads if a) and max(len(rows), len(columns), len(dot.labels)) == 1:
+    slides = any(_slides(a) for a in reads if a)
+    if not slides and max(len(rows), len(columns), len(dot.labels)) == 1:
         return
     if own.index(rows[-1]) > own.index(columns[-1]):  # the columns are what lies contiguous
         rows, columns = columns, rows
@@ -85,7 +87,7 @@ def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -
             continue
         copies = _copies(shape, [a for a in reads if a], (summed, column, row))
         if copies is not None:
-            yield from _tiled(shape, root, row, column, summed, dot.labels, copies)
+            yield from _tiled(shape, root, (row, column, summed), dot.labels, copies, slides)
 
 
 def _loaded(side: ex.Expr) -> ex.Access | None:
@@ -138,9 +140,9 @@ def _copies(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[_Side
 
 
 def _tiled(
-    shape: SchedulingProblem, root: str, row: _Side, column: _Side, summed: _Side, labels: tuple[str, ...], copies: tuple[str, ...]
+    shape: SchedulingProblem, root: str, tiled: tuple[_Side, _Side, _Side], labels: tuple[str, ...], copies: tuple[str, ...], slides: bool
 ) -> Iterator[KernelConfig]:
-    own = shape.algorithm[root].labels
+    (row, column, summed), own = tiled, shape.algorithm[root].labels
     shape = replace(shape, sizes={**shape.sizes, **{side.name: side.size for side in (row, column, summed)}})
     inside = {x for side in (row, column, summed) if side.merged for x in side.labels}
     batch = math.prod(shape.sizes[x] for x in own if x not in (*row.labels, *column.labels))
@@ -151,6 +153,7 @@ def _tiled(
         "staged": copies,
         "constants": taps if summed.merged else (),
         "approximations": (("rdot", ""),) if tripled else (),
+        "grouped": None if slides else (row.name, column.name, GROUP),
     }
     known = TILES if shape.itemsize == 2 else ()
     for of in gemm_candidates.tiles(row.size, column.size, summed.size, batch, cores, shape.itemsize, tripled=tripled, known=known):
