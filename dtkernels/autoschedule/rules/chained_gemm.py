@@ -251,10 +251,14 @@ class Chain:
         """Return whether a comparison of a row with the intermediate's label masks the loop."""
         return bool(self._masked_labels() & set(reduction_labels(self.shape.algorithm, self.root)))
 
+    def comparisons(self) -> list[ex.Binary]:
+        """Return the comparisons of a row with something else: one of a causal mask, two of a window or of segments."""
+        nodes = [n for m in self.members for n in self.shape.algorithm[m].expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS]
+        return [n for n in nodes if ex.free_labels(n) & set(self.rows)]
+
     def _masked_labels(self) -> set[str]:
         """Return labels that are compared with a row, and the rows."""
-        nodes = [n for m in self.members for n in self.shape.algorithm[m].expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS]
-        return set().union(*(found for n in nodes if (found := ex.free_labels(n)) & set(self.rows)))
+        return set().union(*(ex.free_labels(n) for n in self.comparisons()))
 
     def _reduction_tiles(self, tile: dict[str, int], held: set[str], step: int, walked: str) -> dict[str, int]:
         """Return the tiles of the labels that are reduced: of several in one sum those of one, ``walked`` in the kernel's own."""

@@ -26,7 +26,7 @@ DEPENDENT_WAVES = (2, 4)  #: the same where each of several products waits for a
 LEAST_STEPS = 2  #: steps of a part
 WASTED = 2  #: a tile this many times as long as its extent is not proposed
 WARP_GROUP_ROWS = 64  #: of the matrix units' tile
-REGISTERS = 200  #: of a thread, for accumulators and intermediates
+REGISTERS, SPILLING = 200, 160  #: of a thread, for accumulators and intermediates; from the second on four warps spill, which pays where multiprocessors are idle alone
 
 
 def chain_tiles(chain: Chain) -> Iterator[KernelConfig]:
@@ -38,7 +38,8 @@ def chain_tiles(chain: Chain) -> Iterator[KernelConfig]:
             continue
         row, extent = chain.rows[-1], chain.shape.sizes[walked]
         whole = (0,) if next_power_of_two(extent) <= max(STEPS) else ()
-        for rows in (r for r in ROWS if r < WASTED * max(SMALLEST, chain.shape.sizes[row])):
+        tallest = block[row] if len(chain.comparisons()) > 1 else max(ROWS)  # a window or segment begins and ends within a block: what lies outside is work for nothing
+        for rows in (r for r in ROWS if r < WASTED * max(SMALLEST, chain.shape.sizes[row]) and r <= tallest):
             for step in (*(s for s in STEPS if s < extent and (s <= LONGEST or not chain.is_plain_pair())), *whole):
                 blocks, tiles = block | {row: rows}, tile | {row: rows, walked: step}
                 order, split = chain.program_order(blocks, False), chain.even_split(blocks, tiles)
@@ -73,8 +74,9 @@ def _by_warps(chain: Chain, made: KernelConfig) -> Iterator[KernelConfig]:
     wide = max((held_width(shape.sizes, x) for x in chain.columns), default=1)
     step = tile.get(walked, 1) or next_power_of_two(shape.sizes[walked])
     sums, operands = chain.accumulators(), chain.products() - chain.accumulators()
+    idle = shape.programs(dict(made.blocks)) <= shape.target.multiprocessors
     for warps in (8, 4) if rows > WARP_GROUP_ROWS else (4,):  # 8 warps were faster for 64 rows at 1 of 123 kernels on an H100, by 7%
-        if rows * (sums * wide + operands * step) <= REGISTERS * shape.target.warp_size * warps:
+        if rows * (sums * wide + operands * step) <= (REGISTERS if idle or warps > 4 else SPILLING) * shape.target.warp_size * warps:
             for stages in STAGES if tile.get(walked) else (1,):
                 if (max(1, operands) * rows + 2 * stages * step) * wide * shape.itemsize <= shape.target.shared_bytes:
                     yield replace(made, num_warps=warps, num_stages=stages)
