@@ -125,10 +125,11 @@ def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target)
     """Let the default schedule ``text`` compete with the best row.
 
     A measured row of the same tiles tells of it too, where the default schedule is that row's on copies with aligned rows; and one of the same
-    kernels where two tiles hold what the row holds by one: how the model errs on products that wait for each other is the same for both.
+    kernels, where products wait for each other or two tiles hold what the row holds by one: the model errs on both alike.
     """
     first, there = choice.usable[0], predicted_time(text, known, dict(bucket_of(choice.sizes)), ITEMSIZE[dtype], target)
-    same = tiles_of if copied_inputs(text) else kernels_of if halved_labels(text) else None
+    waiting = sum(len(f.products) for f in known.outline.funcs) > 1
+    same = tiles_of if copied_inputs(text) else kernels_of if waiting or halved_labels(text) else None
     told = [c for c in choice.usable if c.exact and c.row.measured and c.row.microseconds and not copied_inputs(c.row.schedule)] if same else []
     alike = [c for c in told if same and same(c.row.schedule) == same(text)]
     if alike:
@@ -139,11 +140,12 @@ def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target)
 
 
 def default_may_be_faster(choice: Choice, known: Known) -> bool:
-    """Whether the best row is so far from the call, or for another number, that the default schedule may be better; or pads what two tiles would hold."""
+    """Whether all rows are so far from the call, or for another number, that the default schedule may be better; or the best pads what two tiles would hold."""
     if not choice.usable:
         return False
     first = choice.usable[0]
-    return first.distance > FAR or not first.exact or first.distance > 0 and _pads(first.row.schedule, choice.sizes, known)
+    near = min(c.distance for c in choice.usable if c.exact == first.exact)
+    return near > FAR or not first.exact or first.distance > 0 and _pads(first.row.schedule, choice.sizes, known)
 
 
 def _pads(schedule: str, sizes: dict[str, int], known: Known) -> bool:

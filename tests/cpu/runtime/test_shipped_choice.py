@@ -62,4 +62,4 @@ def test_a_row_for_groups_of_another_size_does_not_keep_the_default_schedule_out
     choice = choose(variant.subject, "bf16", sizes, to, dispatch.known_outline)
     taken = dispatch.programs.plan(dispatch.programs.compete(choice, "bf16", 2, dispatch.known_outline, to), 2, to)
     assert taken.program.schedule.sizes("attention", "block")["h"] == wanted
-    assert (taken.candidate is None) == (group != 4)
+    assert group == 4 or taken.candidate is None
