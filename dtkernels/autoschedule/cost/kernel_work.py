@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...codegen.held_terms import FLOAT8_DEPTH, HELD_BY_WARP, MOST_IMPRECISE
-from ...codegen.powers_of_two import binary_parts, last_power_of_two, next_power_of_two, two_tiles
+from ...codegen.powers_of_two import UNITS, binary_parts, last_power_of_two, next_power_of_two, two_tiles
 from .kernel_config import ORDERED
 from .outline import SECTOR, VECTOR, FuncOutline, Product, Read
 
@@ -19,7 +19,6 @@ L2_KEEPS = 0.5  #: the part of the L2 that holds what several waves read
 L2_KEEPS_LAST = 0.75  #: the same of rows that are read twice and asked to be evicted last: 132 rows of 131072 in 16 bits were found there again (softmax, an H100)
 ASYNC = 4  #: bytes of the smallest load that goes to shared memory by itself; smaller ones pass through registers
 PACKED = 8  #: most elements packed in one
-UNITS = 16  #: rows of the smallest tile of the matrix units
 MULTIPROCESSOR = 1.004  #: shared memory of a multiprocessor over what one block may take
 WIDE = 16  #: elements of a tile from which on they are one vector, not several sums
 BASE, VALUE, READ, CARRIED = 22, 0.3, 0.38, 0.55  #: registers of a thread, and of each element: by what ptxas gave 336 kernels of rows and columns, to 13%

@@ -13,7 +13,7 @@ from ...codegen.powers_of_two import next_power_of_two
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem
-from .candidates.chain_tiles import DEPENDENT_WAVES, chain_tiles, in_parts
+from .candidates.chain_tiles import WASTED, chain_tiles, filling, in_parts
 from .candidates.two_tiles import held_by_two, in_two_tiles
 from .chained_gemm import Chain
 
@@ -28,7 +28,6 @@ SEVERAL_PRODUCTS, SIDE = (((64, 64, 4, 2),), ((64, 32, 8, 2), (32, 64, 8, 2), (3
 #: the same for columns that two tiles hold: on an H100 within 2% of the fastest of twelve at 72 to 96 columns, and of eight at 160 and 192
 BY_TWO_TILES = ((64, 64, 4, 3), (128, 64, 8, 3))
 FEW = 16  #: rows of the smallest tile of the matrix units
-MOST_WASTED = 2  #: a tile this many times as long as its extent is not proposed
 
 
 def chain_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
@@ -63,7 +62,7 @@ def _of_plain_pair(chain: Chain) -> Iterator[KernelConfig]:
         for step, warps, stages in ((max(32, FEW * step // rows), warps, stages) for step, warps, stages in FEW_ROWS):
             yield from in_parts(shape, _tiled(chain, usual, tiles, loop, step, warps, chain.stages(rows, step, wide, stages)), loop)
     rows, step, warps, stages = SHORT_LOOP
-    if shape.sizes[loop] <= SHORT and rows < MOST_WASTED * shape.sizes[row]:
+    if shape.sizes[loop] <= SHORT and rows < WASTED * shape.sizes[row]:
         yield from in_parts(shape, _tiled(chain, usual, {row: (rows, rows)}, loop, step, warps, chain.stages(rows, step, wide, stages)), loop)
 
 
@@ -83,19 +82,18 @@ def _of_several_products(chain: Chain) -> Iterator[KernelConfig]:
         if not dict(usual.tiles).get(walked) or row not in block:
             continue
         rows, step, warps, stages = BY_TWO_TILES[wide > SIDE]
-        if two and rows < MOST_WASTED * shape.sizes[row] and (found := _tiled(chain, usual, {row: (rows, rows)}, walked, step, warps, stages)):
+        if two and rows < WASTED * shape.sizes[row] and (found := _tiled(chain, usual, {row: (rows, rows)}, walked, step, warps, stages)):
             yield from in_two_tiles(shape, replace(found, **chain.even_split(dict(found.blocks), dict(found.tiles))))
         for rows, step, warps, stages in SEVERAL_PRODUCTS[wide > SIDE] if block[row] > FEW else ():
             step = min(step, max(FEW, longest))
             better = usual.split or shape.fills_better(block, row, rows)
-            if better and rows < MOST_WASTED * shape.sizes[row] and (found := _tiled(chain, usual, {row: (rows, rows)}, walked, step, warps, chain.stages(2 * rows, step, wide, stages))):
-                steps = {x: shape.sizes[x] // size for x in loops if (size := dict(found.tiles).get(x, 1))}
-                yield from in_parts(shape, found, max(steps, key=lambda x: steps[x]), DEPENDENT_WAVES)
+            if better and rows < WASTED * shape.sizes[row] and (found := _tiled(chain, usual, {row: (rows, rows)}, walked, step, warps, chain.stages(2 * rows, step, wide, stages))):
+                yield from filling(chain, found)
 
 
 def _tiled(chain: Chain, usual: KernelConfig, tiles: dict[str, tuple[int, int]], loop: str, step: int, warps: int, stages: int) -> KernelConfig | None:
     """Return ``usual`` with other blocks and tiles; None where its loads are not ahead of their use or the loop is shorter than a step."""
-    if stages < 2 or step > FEW and step >= MOST_WASTED * chain.shape.sizes[loop]:
+    if stages < 2 or step > FEW and step >= WASTED * chain.shape.sizes[loop]:
         return None
     block = dict(usual.blocks) | {label: size for label, (size, _) in tiles.items()}
     tile = dict(usual.tiles) | {label: size for label, (_, size) in tiles.items()} | {loop: step}

@@ -44,10 +44,10 @@ def chain_tiles(chain: Chain) -> Iterator[KernelConfig]:
                 blocks, tiles = block | {row: rows}, tile | {row: rows, walked: step}
                 order, split = chain.program_order(blocks, False), chain.even_split(blocks, tiles)
                 made = replace(usual, blocks=tuple(blocks.items()), tiles=tuple(tiles.items()), order=order, split=())
-                yield from _filling(chain, next(_by_warps(chain, replace(made, **split)), None))
+                yield from filling(chain, next(_by_warps(chain, replace(made, **split)), None))
 
 
-def _filling(chain: Chain, config: KernelConfig | None) -> Iterator[KernelConfig]:
+def filling(chain: Chain, config: KernelConfig | None) -> Iterator[KernelConfig]:
     """Yield the choices, and those with the longest sum split where programs are few."""
     if config is None:
         return

@@ -34,33 +34,27 @@ FORMS = {
 """,  # noqa: E501 (emitted text is as wide as it is)
 }
 
+
+def _instruction_text(name: str, instruction: str, elsewhere: str, remark: str = "") -> str:
+    """Return the function of one instruction of the special function unit. ``elsewhere``: what stands for it where there is no GPU."""
+    return f"""
+@triton.jit
+def {name}(x, on_gpu: tl.constexpr):{remark}
+    if on_gpu:
+        return tl.inline_asm_elementwise("{instruction} $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return {elsewhere}
+"""
+
+
+_SMALL = "\n    # 0 for results below 2**-126"
 INSTRUCTIONS = {
-    "log2_instruction": """
-@triton.jit
-def log2_instruction(x, on_gpu: tl.constexpr):
-    if on_gpu:
-        return tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        return tl.log2(x)
-""",
-    "exp2_instruction": """
-@triton.jit
-def exp2_instruction(x, on_gpu: tl.constexpr):
-    # 0 for results below 2**-126
-    if on_gpu:
-        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        return tl.exp2(x)
-""",
-    "reciprocal_instruction": """
-@triton.jit
-def reciprocal_instruction(x, on_gpu: tl.constexpr):
-    # 0 for results below 2**-126
-    if on_gpu:
-        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        return 1.0 / x
-""",
+    name: _instruction_text(name, *how)
+    for name, how in {
+        "log2_instruction": ("lg2.approx.f32", "tl.log2(x)"),
+        "exp2_instruction": ("ex2.approx.ftz.f32", "tl.exp2(x)", _SMALL),
+        "reciprocal_instruction": ("rcp.approx.ftz.f32", "1.0 / x", _SMALL),
+    }.items()
 }
 
 
