@@ -8,7 +8,9 @@ A product that enters further products as it is, and nothing else::
 
 A product that passes through functions, or that is part of a larger expression, which then gets a Func for it::
 
-    u[m, n] = rdot(A[m, k], W[k, n], k);    y[m, n] = u[m, n] * sigmoid(u[m, n]) * rdot(A[m, k], V[k, n], k);
+    u[m, n] = rdot(A[m, k], W[k, n], k) + b[n];    y[m, n] = u[m, n] * sigmoid(u[m, n]) * rdot(A[m, k], V[k, n], k);
+
+What is added to a product is saved with it: the sum keeps its sign when it is rounded, the product and a bias apart do not.
 
 A product whose rows are reduced and that enters another product too, as the scores of attention do, is never saved: kernels stream it, so
 that memory stays linear in the length of its rows.
@@ -41,21 +43,21 @@ def inner_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Prod
         return tuple(chained.values())
     named = with_named_products(algorithm)
     others = (d for d in named.definitions if d.name not in outputs and d.name not in chained and not _is_streamed(d, named))
-    found = chained | {d.name: _product(d, dot, chained=False) for d in others if (dot := product_of(d.expr))}
+    found = chained | {d.name: _product(d, dot, chained=False) for d in others if (dot := sum_with_product(d.expr))}
     return tuple(found[d.name] for d in named.definitions if d.name in found)
 
 
 def with_named_products(algorithm: Algorithm, only: Collection[str] | None = None) -> Algorithm:
     """Give products inside larger expressions a Func of their own, those named ``only`` if that is given.
 
-    Before: ``y[m, n] = z[m, n] * rdot(A[m, k], V[k, n], k);``
-    After:  ``y_product[m, n] = rdot(A[m, k], V[k, n], k);  y[m, n] = z[m, n] * y_product[m, n];``
+    Before: ``y[m, n] = z[m, n] * (rdot(A[m, k], V[k, n], k) + b[n]);``
+    After:  ``y_product[m, n] = rdot(A[m, k], V[k, n], k) + b[n];  y[m, n] = z[m, n] * y_product[m, n];``
     """
     definitions: list[Definition] = []
     taken = set(algorithm.names)
     for d in algorithm.definitions:
         made: list[Definition] = []
-        parts = {} if product_of(d.expr) else {n: extracted_func(n, "product", d, made, taken, d.labels) for n in _products_inside(d.expr, d.labels)}
+        parts = {} if sum_with_product(d.expr) else {n: extracted_func(n, "product", d, made, taken, d.labels) for n in _products_inside(d.expr, d.labels)}
         wanted = {n: e for n, e in parts.items() if only is None or isinstance(e, ex.Access) and e.tensor in only}
         definitions += [m for m in made if m.expr in wanted]
         definitions.append(replace(d, expr=d.expr.transform(lambda n, wanted=wanted: wanted.get(n, n))) if wanted else d)  # type: ignore[misc]
@@ -63,8 +65,9 @@ def with_named_products(algorithm: Algorithm, only: Collection[str] | None = Non
 
 
 def _products_inside(e: ex.Expr, labels: tuple[str, ...]) -> list[ex.Dot]:
-    """Return the products in ``e`` over two of its ``labels`` at least, outside other reductions."""
-    if isinstance(e, ex.Dot) and len(ex.free_labels(e)) > 1 and ex.free_labels(e) <= set(labels):
+    """Return the products in ``e`` over two of its ``labels`` at least, with what is added to them, outside other reductions."""
+    dot = e if isinstance(e, ex.Dot) else sum_with_product(e) if isinstance(e, ex.Binary) and e.op in ("+", "-") else None
+    if dot is not None and len(ex.free_labels(dot)) > 1 and ex.free_labels(e) == ex.free_labels(dot) <= set(labels):
         return [e]
     return [] if isinstance(e, (ex.Reduce, ex.Dot, ex.Scan)) else [n for child in e.children() for n in _products_inside(child, labels)]
 
@@ -107,6 +110,15 @@ def _runs_over(access: ex.Access, labels: tuple[str, ...]) -> bool:
 def product_of(e: ex.Expr) -> ex.Dot | None:
     """Return the matrix product that ``e`` is, perhaps times numbers; None for others."""
     inner = _without_numbers(e)
+    return inner if isinstance(inner, ex.Dot) else None
+
+
+def sum_with_product(e: ex.Expr) -> ex.Dot | None:
+    """Return the one matrix product of a sum whose other terms reduce nothing, perhaps times numbers; None for others."""
+    inner = _without_numbers(e)
+    if isinstance(inner, ex.Binary) and inner.op in ("+", "-"):
+        product, rest = (inner.left, inner.right) if _reduces(inner.left) else (inner.right, inner.left)
+        return None if _reduces(rest) else sum_with_product(product)
     return inner if isinstance(inner, ex.Dot) else None
 
 

@@ -341,6 +341,9 @@ def _test(e: ex.Expr) -> ex.Binary | None:
             kept, other = (a, b) if op == ">" else (b, a)
             if kept == tested and (is_zero(other) or _is_positive_multiple(other, tested)):
                 return test
+        case ex.Binary("*", ex.Const(times), inner) | ex.Binary("*" | "/", inner, ex.Const(times)) if 0 < times < math.inf:
+            test = _test(inner)
+            return test if test is not None and is_zero(test.right) else None
     return None
 
 
@@ -383,7 +386,10 @@ def _read_outputs(backward: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
 
 
 def _compared(func: str, backward: Algorithm) -> bool:
-    """Return whether ``backward`` tests values for equality with the computed ``func``: forward may return it with another rounding."""
+    """Return whether ``backward`` tests values for equality with the computed ``func``: forward may return it with another rounding.
+
+    Values selected from ``func`` alone, such as the maximum of a row, are rounded alike.
+    """
     d = backward[func]
     if isinstance(d.expr, ex.Access) and d.expr.tensor in backward:
         return _compared(d.expr.tensor, backward)
@@ -391,8 +397,15 @@ def _compared(func: str, backward: Algorithm) -> bool:
     if all(_is_selection(n) for n in parts):
         return False
     tests = [n.children() for d in backward.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in ("==", "!=")]
-    read = [[a.tensor for a in sides if isinstance(a, ex.Access)] for sides in tests]
-    return any(func in names for names in read if len(names) == 2)
+    sides = [(a, b) for left, right in tests for a, b in ((left, right), (right, left)) if isinstance(a, ex.Access) and isinstance(b, ex.Access)]
+    return any(a.tensor == func and not _selects_from(b, func, backward) for a, b in sides)
+
+
+def _selects_from(e: ex.Expr, func: str, backward: Algorithm) -> bool:
+    """Return whether ``e`` is an element of ``func``, selected by its values alone."""
+    if isinstance(e, ex.Access) and e.tensor != func:
+        return e.tensor in backward and _selects_from(backward[e.tensor].expr, func, backward)
+    return _is_selection(e) and all(_selects_from(child, func, backward) for child in e.children())
 
 
 def _is_selection(node: ex.Expr) -> bool:

@@ -399,7 +399,8 @@ class _Product:
         Operands whose rows are not aligned are copied first: that costs a tenth of what the product gains.
         """
         shape, sides = self.shape, tuple(self._sides())
-        if not shape.target.has_tma or any(picked_rows(side) for dot in self.dots for side in (dot.left, dot.right)):
+        tiled = {*self.rows[-1:], *self.columns[-1:], *(shape.longest(dot) for dot in (self.dot, *self.dots) if dot.labels)}
+        if not shape.target.has_tma or any(picked_rows(side) for dot in self.dots for side in (dot.left, dot.right)) or not {*map(shape.last_label, sides)} <= tiled:
             return {}
         loose = [t for t in sides if not shape.aligned({t})]
         found: dict[str, Any] = {"persistent": True} if may_be_persistent(shape, self.dots) else {}
