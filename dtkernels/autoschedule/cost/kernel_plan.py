@@ -48,6 +48,8 @@ class KernelPlan:
         self.products = [(p, self._recompute_loops(f, loop), self._whole(f), self._sweeps(f)) for f, loop in self.members for p in f.products]
         elementwise = {f.name for f, _ in self.members if not f.products and not f.reduced}
         self.computes_operands = any(r.tensor in elementwise for f, _ in self.members if f.products for r in f.reads)
+        loaded = {r.tensor for f, _ in self.members if f.products for r in f.reads} - {f.name for f, _ in self.members}
+        self.sums_operands = any(f.reduced and not f.products and r.tensor in loaded for f, _ in self.members for r in f.reads)
         self.paired = len(self.products) > 1 and len({p.reduced for p, *_ in self.products}) == 1
         self.chained = len(self.products) > 1 and not self.paired
         self.passes = self._passes()

@@ -73,6 +73,7 @@ class Work(NamedTuple):
     float8: bool = False  #: whether the matrix units multiply float8
     across: bool = False  #: whether rows of a float32 product lie contiguous, not its sum
     short_stores: float = 0.0  #: stores of single threads of fewer than 16 bytes, by programs that store block after block; they are among ``requests`` too
+    summed: bool = False  #: whether the loop of a product also sums elements of an operand
     computed: bool = False  #: whether operands of products are computed of such narrow loads
     stored_strips: float = 0.0  #: rows of blocks that all programs store so; they are among ``strips`` too
     issued: float = 0.0  #: instructions of one warp, of a kernel without products
@@ -230,7 +231,7 @@ class KernelCount:
         return Work(programs, held, spilled, moved, requests, short, memory, stores.written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
                     stores.added, stores.cleared, len(plan.config.added), strips, parted, gathered, plan.paired, merges=plan.apart or int(merged > 0), float8=self.float8,
-                    computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips,
+                    summed=plan.sums_operands and len(plan.products) == 1, computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips,
                     issued=0.0 if plan.products else self._issued(requests + short, heavy + light), **self._float32_products())  # fmt: skip
 
     def _stores(self, streamed: bool, programs: int) -> Stores:

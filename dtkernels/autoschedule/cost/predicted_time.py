@@ -24,6 +24,9 @@ HIDDEN_LAUNCH = 3.8  #: microseconds of a launch beside the kernel before it: th
 #: the time of products whose operands are computed of loads of 2 bytes, relative to what is predicted: 1.3 to 1.6 in attention's gradients on an H100, 0.95 in a sigmoid's.
 #: From 1.45 on the fastest of several ways to fuse is found for 8 of 9 such gradients
 COMPUTED = 1.5
+#: the time of a product in 16 bits that sums an operand's elements beside it, relative to the product alone: 287 us for 186 (8192 x 8192 x 1024), 1114 for 655 and 971 for 633
+#: on an H100. The tile has to reach registers, and the matrix units wait
+SUMMED = 1.53
 TRIED = 0.74  #: the time of float32 products on an H100 with Triton 3.6, relative to the fitted rate
 DEEP = 32  #: terms in a step of three TF32 products from which on they take no longer
 #: what more than 128 rows, and more than 64 columns, of a tile of such add to their time: tiles of 128 x 64 took 0.84 to 0.96, and 0.89 to 0.99, of it at six sizes on an H100
@@ -88,7 +91,8 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     if (work.held == 1 or not work.products) and ahead == 1 and not (config.persistent and config.stages_of) and full:
         moving += c.exposed * full * alone / work.held  # nothing is loaded while the program computes, or less
     beginning = 0.0 if config.persistent else (c.begin + c.begin_warp * config.warps) * work.programs / cores
-    took = c.launch + _overlapped(_overlapped(computing, moving, c.sharp), beginning, c.inner) * (COMPUTED if work.computed and work.rows else 1.0)
+    slower = COMPUTED if work.computed and work.rows else SUMMED if work.summed and work.rows and work.itemsize == 2 and not work.ordinary else 1.0
+    took = c.launch + _overlapped(_overlapped(computing, moving, c.sharp), beginning, c.inner) * slower
     if work.merged:
         took += work.merges * c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts
     if work.fetched:
