@@ -50,6 +50,7 @@ from .stored_operands import computed_operand_slowdown, operand_with_rows, store
 from .summed_products import SummedProduct, beside, summed_product
 
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
+SHARED = 0.985  #: the same for a way that computes less and stores no more than sums
 SPECIALIZED = 1.05  #: where warp groups are predicted to take less than this part of other warps' time they were faster at 30 of 31 measured sizes of more than 64 columns
 HOST = 1.0  #: microseconds that the host takes for another launch
 MOST_STORED = 4  #: Funcs that other kernels store for one way to fuse, at most
@@ -203,7 +204,7 @@ class _Fusion:
         changed = with_operands(self.algorithm, names)
         g = replace(self, shape=replace(self.shape, algorithm=changed.limited_to(self.outputs)))
         ways = g.by_time(list(g.ways())) if names else []
-        return [(g, way) for way in ways[:1] if g.time(way) < FASTER * self.time(usual)]
+        return [(g, way) for way in ways[:1] if g.time(way) < SHARED * self.time(usual)]
 
     def storing_operands(self, usual: Way | None = None) -> list[tuple[_Fusion, Way]]:
         """Return ways that compute operands of products in kernels of their own, if predicted to be well faster than any that is ``usual``, best first."""
@@ -263,6 +264,7 @@ class _Fusion:
         if products_of_outputs(self.shape):
             yield self._fused(streaming=True, within=True, passing=True, beside=True)
         yield first
+        yield self._fused(streaming=True, within=True, alone=True)
         yield self._fused(streaming=True, within=True, apart=True)
         yield from (replace(self, recomputing=again)._fused(streaming=True, within=True, passing=True) for again in (True, False))
         yield self._fused(streaming=True, within=True, storing=True)
@@ -353,7 +355,7 @@ class _Fusion:
 
     def _fused(
         self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False, apart: bool = False, beside: bool = False,
-        stored: bool = False, ahead: bool = False, operands: bool = False,
+        stored: bool = False, ahead: bool = False, operands: bool = False, alone: bool = False,
     ) -> tuple[Primitive, ...]:
         """``beside``: outputs that are products of which other outputs are made in any way are computed where those are, as if they were none.
         ``within``: outputs that are products of which others are made are computed where those are, as if they were none.
@@ -361,11 +363,12 @@ class _Fusion:
         ``ahead``: sums that are read along what they are sums of have kernels of their own, which run first and may be split over programs.
         ``operands``: operands of products that are made of products of long sums have kernels of their own.
         ``passing``: large operands are read once (skinny_gemm_pair.py).
-        ``apart``: outputs are not computed in the kernels of others.
+        ``apart``: outputs are not computed in the kernels of others. ``alone``: sums are not computed in those of products.
         ``stored``: products whose rows are reduced have kernels of their own, with what is made of them element by element.
         ``rows``: outputs without products are computed where others are made from them, or from what they are made from, in rows held whole."""
         shared = shared_passes(self.shape) if passing else ()
-        joined = {} if apart else fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
+        sums = (lambda output, root: bool(self.shape.dots(output)) or not self.shape.dots(root)) if alone else self._loads_sum_operands
+        joined = {} if apart else fused_outputs(self.shape, sums, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
         walked = {*self.scans, *(scan_consumer(self.shape, f) for f in self.scans)}  # kernels that run along a label
         joined = {o: place for o, place in joined.items() if not {o, place[0]} & walked}
         within = within and 0 not in self.sizes.values()
@@ -430,8 +433,9 @@ class _Fusion:
             placed = {*fused, f, *self.scans, *(p.func for p in found)}
             for o in (*self.outputs, *(g for g in self.algorithm.needed_by(self.outputs) if g not in self.outputs and not self.shape.dots(g))):
                 same = o not in placed and reduced and reduction_labels(self.algorithm, o) == reduced and self.algorithm[o].labels == own
-                both = (*own, *reduced)
-                if same and self._precedes_readers(o, f) and inputs_at(self.shape, f, both) & inputs_at(self.shape, o, both) and self.algorithm.needed_by((f,)) == (f,):
+                both, others = {*own, *reduced}, {*self.algorithm.needed_by((f,))} - {f}
+                read = [{a.tensor for a in ex.accesses(self.algorithm[g].expr) if both <= ex.free_labels(a)} for g in (f, o)]
+                if same and self._precedes_readers(o, f) and read[0] & read[1] and others < {*self.algorithm.needed_by((o,))}:
                     found += [FuseAt(f, "fuse_at", (o, reduced[-1])), Bare(f, "store")]
                     break
         return tuple(found)
