@@ -64,7 +64,7 @@ def with_named_products(algorithm: Algorithm, only: Collection[str] | None = Non
     return algorithm if len(definitions) == len(algorithm.definitions) else algorithm.with_definitions(tuple(definitions))
 
 
-def _products_inside(e: ex.Expr, labels: tuple[str, ...]) -> list[ex.Dot]:
+def _products_inside(e: ex.Expr, labels: tuple[str, ...]) -> list[ex.Expr]:
     """Return the products in ``e`` over two of its ``labels`` at least, with what is added to them, outside other reductions."""
     dot = e if isinstance(e, ex.Dot) else sum_with_product(e) if isinstance(e, ex.Binary) and e.op in ("+", "-") else None
     if dot is not None and len(ex.free_labels(dot)) > 1 and ex.free_labels(e) == ex.free_labels(dot) <= set(labels):

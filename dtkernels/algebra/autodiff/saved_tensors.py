@@ -342,8 +342,8 @@ def _test(e: ex.Expr) -> ex.Binary | None:
             if kept == tested and (is_zero(other) or _is_positive_multiple(other, tested)):
                 return test
         case ex.Binary("*", ex.Const(times), inner) | ex.Binary("*" | "/", inner, ex.Const(times)) if 0 < times < math.inf:
-            test = _test(inner)
-            return test if test is not None and is_zero(test.right) else None
+            found = _test(inner)
+            return found if found is not None and is_zero(found.right) else None
     return None
 
 

@@ -81,15 +81,10 @@ def operands_only(algorithm: Algorithm) -> frozenset[str]:
     sides = [rows for dot in products for side in (dot.left, dot.right) if (rows := rows_of(side))]
     operands = {id(side) for side in sides}
     read = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr)}
-    operands |= {id(s.arg) for d in algorithm.definitions if d.name not in read for s in d.expr.walk() if _is_plain_sum(s)}
+    operands |= {id(s.arg) for d in algorithm.definitions if d.name not in read for s in d.expr.walk() if isinstance(s, ex.Reduce) and s.kind == "sum" and isinstance(s.arg, ex.Access)}
     for d in algorithm.definitions:
         plain |= {a.tensor for a in ex.accesses(d.expr) if id(a) not in operands} | ({d.name} if isinstance(d.expr, ex.Cast) and d.name not in algorithm.operands else set())
     return frozenset(side.tensor for side in sides if side.tensor in algorithm) - plain
-
-
-def _is_plain_sum(e: ex.Expr) -> bool:
-    """Return whether ``e`` is a sum of elements as they are."""
-    return isinstance(e, ex.Reduce) and e.kind == "sum" and isinstance(e.arg, ex.Access)
 
 
 def _is_condition(expr: ex.Expr, tensor: str, inside: bool = False) -> bool:
