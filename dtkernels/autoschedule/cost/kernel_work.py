@@ -74,6 +74,7 @@ class Work(NamedTuple):
     across: bool = False  #: whether rows of a float32 product lie contiguous, not its sum
     short_stores: float = 0.0  #: stores of single threads of fewer than 16 bytes, by programs that store block after block; they are among ``requests`` too
     summed: bool = False  #: whether the loop of a product also sums elements of an operand
+    parted_boxes: bool = False  #: whether a box of a descriptor has single elements between its tiles
     computed: bool = False  #: whether operands of products are computed of such narrow loads
     stored_strips: float = 0.0  #: rows of blocks that all programs store so; they are among ``strips`` too
     issued: float = 0.0  #: instructions of one warp, of a kernel without products
@@ -231,8 +232,17 @@ class KernelCount:
         return Work(programs, held, spilled, moved, requests, short, memory, stores.written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
                     stores.added, stores.cleared, len(plan.config.added), strips, parted, gathered, plan.paired, merges=plan.apart or int(merged > 0), float8=self.float8,
-                    summed=plan.sums_operands and len(plan.products) == 1, computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips,
+                    summed=plan.sums_operands and len(plan.products) == 1, parted_boxes=self._parts_boxes(), computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips,
                     issued=0.0 if plan.products else self._issued(requests + short, heavy + light), **self._float32_products())  # fmt: skip
+
+    def _parts_boxes(self) -> bool:
+        """Return whether a box of a descriptor has a single element between its tiles: ``A[b, g, c]`` with tiles along ``b`` and ``c``."""
+        joined = {x for parts in self.plan.merged.values() for x in parts}
+        for access in (a for a in self.plan.accesses if a.read.tensor in self.plan.config.descriptors):
+            tiled = [x in joined or self.step.get(x, 1) > 1 for x, _ in access.read.labels if self.sizes.get(x, 1) > 1]
+            if not all(tiled[tiled.index(True) :] if True in tiled else ()):
+                return True
+        return False
 
     def _stores(self, streamed: bool, programs: int) -> Stores:
         """Count what the kernel stores, or adds to sums in memory."""

@@ -27,6 +27,8 @@ COMPUTED = 1.5
 #: the time of a product in 16 bits that sums an operand's elements beside it, relative to the product alone: 287 us for 186 (8192 x 8192 x 1024), 1114 for 655 and 971 for 633
 #: on an H100. The tile has to reach registers, and the matrix units wait
 SUMMED = 1.53
+#: the time of a product through boxes with single elements between their tiles, relative to that through boxes of two dimensions: 233 us for 175 and 248 for 190 on an H100
+PARTED_BOX = 1.33
 TRIED = 0.74  #: the time of float32 products on an H100 with Triton 3.6, relative to the fitted rate
 DEEP = 32  #: terms in a step of three TF32 products from which on they take no longer
 #: what more than 128 rows, and more than 64 columns, of a tile of such add to their time: tiles of 128 x 64 took 0.84 to 0.96, and 0.89 to 0.99, of it at six sizes on an H100
@@ -92,6 +94,7 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
         moving += c.exposed * full * alone / work.held  # nothing is loaded while the program computes, or less
     beginning = 0.0 if config.persistent else (c.begin + c.begin_warp * config.warps) * work.programs / cores
     slower = COMPUTED if work.computed and work.rows else SUMMED if work.summed and work.rows and work.itemsize == 2 and not work.ordinary else 1.0
+    slower *= PARTED_BOX if work.parted_boxes and work.fetched else 1.0
     took = c.launch + _overlapped(_overlapped(computing, moving, c.sharp), beginning, c.inner) * slower
     if work.merged:
         took += work.merges * c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts

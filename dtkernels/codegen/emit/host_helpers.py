@@ -167,6 +167,12 @@ def described(*boxes):
     return True
 
 
+def joined_dimensions(tensor, first, last):
+    """The tensor with dimensions ``first`` to ``last``, between whose elements there are no gaps, as one."""
+    shape, strides = tensor.shape, tensor.stride()
+    return tensor.as_strided((*shape[:first], shape[first : last + 1].numel(), *shape[last + 1 :]), (*strides[:first], *strides[last:]))
+
+
 def overlapping(tensor, first):
     """The launch option for kernels that wait for the one before them, which writes ``first``, by themselves."""
     able = tensor.is_meta or tensor.is_cuda and not torch.version.hip and torch.cuda.get_device_capability(tensor.device) >= (9, 0)

@@ -20,7 +20,7 @@ from ..analysis.resources import MOST_UNROLLED
 from ..ir.nest import Kernel, has_matrix_product, unrolled_product
 from ..target import Target
 from .triton.grid import BEFORE, block_count, programs_per_block, resident_programs
-from .triton.kernel import KernelText
+from .triton.kernel import Box, KernelText
 
 #: elements that rows of an aligned buffer are a multiple of: 128 bytes of 16 bits. Products that loaded tiles of rows at multiples of 32 bytes, as their
 #: vectors ask for, took 4 to 12% longer on an H100
@@ -374,7 +374,7 @@ class Wrapper:
         if kernel.name not in self.described:
             return lines + self._call(kernel, self.texts[kernel.name], pad)
         text = self.described[kernel.name]
-        boxes = ", ".join(f"({t if t in self.algorithm.inputs else f'{t}_out'}, {box})" for t, box in text.boxes)
+        boxes = ", ".join(f"({self._joined(box)}, {box.sizes})" for box in text.boxes)
         rest = [
             t if t in self.algorithm.inputs else f"{t}_out"
             for t in dict.fromkeys(kernel.reads + kernel.writes)
@@ -382,9 +382,17 @@ class Wrapper:
         ]
         small = f" and index_type({', '.join(rest)}) == tl.int32" if rest else ""
         more = f" and {text.condition}" if text.condition else ""
-        lines += [f"{pad}if described({boxes}){more}{small}:", f"{pad}    triton.set_allocator(descriptor_memory)"]
+        dense = "".join(f"{asked} and " for asked in text.dense)
+        lines += [f"{pad}if {dense}described({boxes}){more}{small}:", f"{pad}    triton.set_allocator(descriptor_memory)"]
         ways = self._waves(kernel, text, pad + "    ") if kernel.tail else self._call(kernel, text, pad + "    ")
         return lines + ways + [f"{pad}else:"] + self._call(kernel, self.texts[kernel.name], pad + "    ")
+
+    def _joined(self, box: Box) -> str:
+        """Return the tensor that a descriptor is made for."""
+        found = box.buffer if box.buffer in self.algorithm.inputs else f"{box.buffer}_out"
+        for joined in reversed(box.joined):
+            found = f"joined_dimensions({found}, {joined.first}, {joined.last})"
+        return found
 
     def _has_programs(self, kernel: Kernel) -> str:
         """Return whether a kernel has work, as an expression in the wrapper. What it adds to may have elements where its own result has none."""

@@ -24,6 +24,7 @@ from .tile import (  # noqa: F401 (the grammar is one: its expressions are impor
     DescriptorLoad,
     EveryNth,
     Guard,
+    Joined,
     Load,
     Local,
     Op,
@@ -133,7 +134,7 @@ class Store(Statement):
 
 @dataclass(frozen=True)
 class DescriptorStore(Statement):
-    """Store a box of a buffer through its tensor descriptor; ``onto`` as in Store."""
+    """Store a box of a buffer through its tensor descriptor; ``onto`` as in Store, ``joined`` as in DescriptorLoad."""
 
     buffer: str
     start: tuple[Tile, ...]
@@ -142,6 +143,7 @@ class DescriptorStore(Statement):
     axes: tuple[Axis, ...]
     origin: str = ""
     onto: str = ""
+    joined: tuple[Joined, ...] = ()
 
 
 @dataclass(frozen=True)

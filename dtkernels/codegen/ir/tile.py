@@ -207,12 +207,25 @@ class Load(Tile):
 
 
 @dataclass(frozen=True)
+class Joined:
+    """Dimensions ``first`` to ``last`` of a buffer as one; ``extents``: the labels of those after the first."""
+
+    first: int
+    last: int
+    extents: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class DescriptorLoad(Tile):
-    """A load of a box of a buffer through its tensor descriptor: where it starts, and the axis of each dimension (None: one element)."""
+    """A load of a box of a buffer through its tensor descriptor: where it starts, and the axis of each dimension (None: one element).
+
+    ``joined``: dimensions of the buffer that are one in the box (merged_dimensions.py).
+    """
 
     buffer: str
     start: tuple[Tile, ...]
     box: tuple[Axis | None, ...]
+    joined: tuple[Joined, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.buffer}[{', '.join(f'{s}:+{b.tile or b.label}' if b else str(s) for s, b in zip(self.start, self.box))}]"
@@ -326,7 +339,7 @@ def _axes_of(tile: Tile) -> frozenset[Axis]:
             return frozenset() if axis.scalar else frozenset({axis})
         case Local(_, axes):
             return frozenset(axes)
-        case DescriptorLoad(_, _, box):
+        case DescriptorLoad(_, _, box, _):
             return frozenset(a for a in box if a is not None)
         case TileReduce(_, arg, axes):
             return axes_of(arg) - frozenset(axes)

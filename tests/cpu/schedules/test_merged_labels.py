@@ -1,12 +1,16 @@
 # ruff: noqa: E501 (programs read best on one line)
 """Several labels as one, copies with other rows, and joined loops: convolutions and other products, against the float64 reference."""
 
+import re
+
 import pytest
+import torch
 from oracle import check
 from small_programs import random
 from window_forms import FORMS
 
 import dtkernels
+from dtkernels.runtime.build.source_cache import load_module
 
 CONV = FORMS["conv2d"].text
 TILED = "f.block(b:1, o:16, y:1, x:16); f.tensorize(b:1, o:16, x:16, c:16);"
@@ -57,6 +61,34 @@ def test_labels_that_every_tensor_has_together(labels, given):
 def test_tensors_of_merged_labels_are_read_as_one_dimension_where_they_are():
     source = dtkernels.compile(POINTWISE + "f.merge(p, y, x); f.block(b:1, o:16, p:32); f.tensorize(b:1, o:16, p:32, c:16);").source
     assert "(p[None, :]) * A_stride_x if DENSE_A_2_3 else" in source and "DENSE_f_2_3=f_out.stride(2) == size_x * f_out.stride(3)" in source
+
+
+GROUPED = "Func f; In A, W; Var b, k; RVar g, c; f[b, k] = rdot(A[b, g, c], W[g, c, k], g, c); f.merge(p, g, c); f.block(b:16, k:16); f.tensorize(b:16, k:16, p:16);"
+DESCRIBED = {
+    "a result": POINTWISE + "f.merge(p, y, x); f.block(b:1, o:16, p:32); f.tensorize(b:1, o:16, p:32, c:16); f.descriptor(A, f);",
+    "a sum": GROUPED + "f.descriptor(A, W, f);",
+    "parts of a sum": GROUPED + "f.descriptor(A, W); f.split(p:3);",
+}
+
+
+@pytest.mark.parametrize("given", ["dense", "a part of rows", "turned", "one row for all"])
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_merged_dimensions_are_one_of_a_descriptor(name, given):
+    """Where they lie dense; pointers go along the labels one by one elsewhere."""
+    a, w = random((2, 20, 5, 8), (17, 20)) if name == "a result" else random((19, 5, 12), (5, 12, 20))
+    last = a.dim() - 2, a.dim() - 1
+    forms = {
+        "dense": a, "a part of rows": a.repeat_interleave(2, -1)[..., : a.shape[-1]],
+        "turned": a.transpose(*last).contiguous().transpose(*last), "one row for all": a[..., :1, :].expand_as(a),
+    }  # fmt: skip
+    source = dtkernels.compile(DESCRIBED[name]).source
+    taken = re.search(rf"if (A\.stride.*) and described\(\(joined_dimensions\(A, {last[0]}, {last[1]}\), (\(.*?\))\)", source)
+    module = load_module(source, "merged_descriptors")
+    sizes = {"A": forms[given], "W": w, "size_x": 8, "size_c": 12, "f_out": torch.empty(2, 17, 5, 8)}
+    dense = eval(taken[1], sizes)
+    assert dense == (given == "dense")
+    assert not dense or module.described((module.joined_dimensions(a, *last), eval(taken[2])))
+    check(DESCRIBED[name], forms[given], w)
 
 
 @pytest.mark.parametrize("name", ["conv1d, strided, dilated, padded", "conv2d with a bias", "conv3d", "transposed conv1d", "patches"])

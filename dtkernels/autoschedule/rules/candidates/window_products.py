@@ -11,6 +11,8 @@ After, tiles over all positions, of copies in which what a tile runs along lies 
     f.block(o:128, b_y_x:128); f.tensorize(o:128, b_y_x:128, c:64);
 
 or, where the channels are too few to be a tile's depth, channels and taps as one sum, ``f.merge(c_r_s, c, r, s)``. The cost model decides.
+
+Labels that lie one after the other in all tensors, such as channels in groups, ``rdot(A[b, g, c], W[g, c, k], g, c)``, are one dimension of descriptors too.
 """
 
 from __future__ import annotations
@@ -85,9 +87,12 @@ def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -
     for row, column, summed in product(_sides(shape, rows, own[0]), _sides(shape, columns, own[0]), _sides(shape, dot.labels)):
         if any(side.is_long if summed.merged else side.apart and not _lies_dense(reads, side) for side in (row, column)):
             continue
-        copies = _copies(shape, [a for a in reads if a], (summed, column, row))
+        tiled, found = (row, column, summed), [a for a in reads if a]
+        copies = _copies(shape, found, (summed, column, row), slides)
         if copies is not None:
-            yield from _tiled(shape, root, (row, column, summed), dot.labels, copies, slides)
+            yield from _tiled(shape, root, tiled, dot.labels, copies, slides)
+        if not slides and (described := _described(shape, root, found, tiled)):
+            yield from _tiled(shape, root, tiled, dot.labels, (), slides, described)
 
 
 def _loaded(side: ex.Expr) -> ex.Access | None:
@@ -123,13 +128,34 @@ def _lies_dense(reads: list[ex.Access | None], side: _Side) -> bool:
     return any(a is not None and a.index[-len(side.labels) :] == tuple(map(ex.Label, side.labels)) for a in reads)
 
 
-def _copies(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[_Side, ...]) -> tuple[str, ...] | None:
-    """Return the inputs to be copied, each with the label of its rows: the first of the tile's that has a dimension to itself; None where one cannot be."""
+def _described(shape: SchedulingProblem, root: str, reads: list[ex.Access], tiled: tuple[_Side, ...]) -> tuple[str, ...]:
+    """Return the tensors that descriptors reach with the labels of each side as one dimension: both operands, and the result where its rows are aligned.
+
+    None where rows of an operand start anywhere.
+    """
+    own, joined = tuple(map(ex.Label, shape.algorithm[root].labels)), [tuple(map(ex.Label, side.labels)) for side in tiled]
+
+    def reached(index: tuple[ex.Expr, ...]) -> bool:
+        last = next((labels for labels in joined if index[-len(labels) :] == labels), ())
+        together = all(any(index[i : i + len(labels)] == labels for i in range(len(index))) for labels in joined if {*labels} & {*index})
+        return bool(last) and together and math.prod(shape.sizes[x.name] for x in last) * shape.itemsize % 16 == 0  # type: ignore[attr-defined]
+
+    if not shape.target.has_tma or shape.itemsize != 2 or not any(side.merged for side in tiled) or not all(reached(a.index) for a in reads):
+        return ()
+    stored = reached(own) and shape.stored_bytes(root) == shape.itemsize
+    return (*dict.fromkeys(a.tensor for a in reads), *([root] if stored else []))
+
+
+def _copies(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[_Side, ...], slides: bool) -> tuple[str, ...] | None:
+    """Return the inputs to be copied, each with the label of its rows: the first of the tile's that has a dimension to itself; None where one cannot be.
+
+    The matrix units take 16 bits along any side that lies contiguous.
+    """
     found = []
     for read in reads:
         plain = [i.name for i in read.index if isinstance(i, ex.Label)]
         along = next((side.name for side in tiled if side.name in plain), None)
-        ends = [tuple(map(ex.Label, side.labels)) for side in tiled if side.name == along or side.merged]
+        ends = [tuple(map(ex.Label, side.labels)) for side in tiled if side.name == along or side.merged or shape.itemsize == 2 and not slides]
         index = tuple(i for i in read.index if not (isinstance(i, ex.Label) and shape.sizes[i.name] == 1))
         if along is None or any(index[-len(end) :] == end for end in ends):
             continue
@@ -140,8 +166,9 @@ def _copies(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[_Side
 
 
 def _tiled(
-    shape: SchedulingProblem, root: str, tiled: tuple[_Side, _Side, _Side], labels: tuple[str, ...], copies: tuple[str, ...], slides: bool
-) -> Iterator[KernelConfig]:
+    shape: SchedulingProblem, root: str, tiled: tuple[_Side, _Side, _Side], labels: tuple[str, ...], copies: tuple[str, ...], slides: bool,
+    described: tuple[str, ...] = (),
+) -> Iterator[KernelConfig]:  # fmt: skip
     (row, column, summed), own = tiled, shape.algorithm[root].labels
     shape = replace(shape, sizes={**shape.sizes, **{side.name: side.size for side in (row, column, summed)}})
     inside = {x for side in (row, column, summed) if side.merged for x in side.labels}
@@ -151,27 +178,29 @@ def _tiled(
     fields: dict[str, Any] = {
         "merged": tuple(m for side in (row, column, summed) for m in side.merged),
         "staged": copies,
-        "constants": taps if summed.merged else (),
+        "constants": taps if summed.merged and not described else (),
         "approximations": (("rdot", ""),) if tripled else (),
         "grouped": None if slides else (row.name, column.name, GROUP),
+        "descriptors": described,
+        "persistent": bool(described),
     }
     known = TILES if shape.itemsize == 2 else ()
     for of in gemm_candidates.tiles(row.size, column.size, summed.size, batch, cores, shape.itemsize, tripled=tripled, known=known):
         if of.rows * of.columns < FULL and min(row.size, column.size) >= 128 and batch * row.size * column.size >= FULL * cores:
             continue
         depth = max(16, min(of.depth, next_power_of_two(summed.size)))
-        while summed.merged and depth > 16 and max(of.rows, of.columns) * depth * shape.itemsize > GATHERED * 32 * of.warps:
+        while summed.merged and not described and depth > 16 and max(of.rows, of.columns) * depth * shape.itemsize > GATHERED * 32 * of.warps:
             depth //= 2
-        if summed.merged and max(of.rows, of.columns) * depth * shape.itemsize > GATHERED * 32 * of.warps:
+        if summed.merged and not described and max(of.rows, of.columns) * depth * shape.itemsize > GATHERED * 32 * of.warps:
             continue
         block = {x: 1 for x in own if x not in inside and x not in (row.name, column.name)} | {row.name: of.rows, column.name: of.columns}
         tile = block | {x: 1 for x in labels if x not in inside} | {summed.name: depth}
         steps = -(-summed.size // depth)
-        yield shape.config(root, block, tile, of.warps, _stages(shape, of, depth), **fields)
+        yield shape.config(root, block, tile, of.warps, _stages(shape, of, depth, of.rows * of.columns * shape.itemsize if root in described else 0), **fields)
         for parts in gemm_candidates.parts(shape.programs(block), steps, cores):
-            yield shape.config(root, block, tile, of.warps, _stages(shape, of, depth), **fields, split=((summed.name, parts),))
+            yield shape.config(root, block, tile, of.warps, _stages(shape, of, depth), **{**fields, "persistent": False}, split=((summed.name, parts),))
 
 
-def _stages(shape: SchedulingProblem, of: GemmTile, depth: int) -> int:
-    """Return the stages of a tile, as far as shared memory holds them."""
-    return max(2, min(of.stages, shape.target.shared_bytes // ((of.rows + of.columns) * depth * shape.itemsize)))
+def _stages(shape: SchedulingProblem, of: GemmTile, depth: int, beside: int = 0) -> int:
+    """Return the stages of a tile, as far as shared memory holds them ``beside`` other bytes."""
+    return max(2, min(of.stages, (shape.target.shared_bytes - beside) // ((of.rows + of.columns) * depth * shape.itemsize)))

@@ -9,10 +9,10 @@ from dataclasses import replace
 from ....lang.algorithm import Algorithm
 from ...analysis.product_types import Operands
 from ...ir import nest
-from ...ir.nest import Axis, Const, DescriptorLoad, DescriptorLoadLet, DescriptorStore, Index, Let, Loop, Position, Start, Tile
+from ...ir.nest import Axis, DescriptorLoad, DescriptorLoadLet, DescriptorStore, Index, Let, Loop, Tile
 from ...transforms.warp_specialize.plan import REGISTERS, Ring, WarpSpecializedKernel, producer_names, ring_tiles
 from ..triton.grid import grid_lines, grid_size
-from ..triton.kernel import KernelText, _KernelPrinter, jit_function
+from ..triton.kernel import Box, KernelText, _KernelPrinter, jit_function
 from ..triton.memory import LINE
 from .consumer import Consumer, put_name
 from .expr import GluonExpressions, gluon_text
@@ -55,12 +55,11 @@ class GluonPrinter(_KernelPrinter):
         text.constants.append(("STAGES", self._stages()))
         main = jit_function("gluon", f"{base}_kernel", [a for a, _ in text.arguments] + [f"{c}: gl.constexpr" for c, _ in text.constants], body)
         text.source, text.helpers = gluon_text("\n\n".join([consumer.text, producer.text, main]))
-        text.boxes = [
-            (access.buffer, f"({', '.join(self._value(b) for b in self.boxes[name])},)") for name, access in self.accesses.items()
-        ]
+        text.boxes = [Box(access.buffer, f"({', '.join(self._value(b) for b in self.boxes[name])},)", access.joined) for name, access in self.accesses.items()]
         text.grid, text.labels = grid_size(replace(self.kernel, num_warps=32)), tuple(self.sizes)  # one program a multiprocessor
         multiplied = [a for a in self.accesses.values() if isinstance(a, DescriptorLoad) or not self.plan.float8]
         text.warps, text.condition = 4, f"{'float8_' if self.plan.float8 else ''}warpgroups({', '.join(self._given(a.buffer) for a in multiplied)})"
+        text.dense = self.dense_conditions(self.accesses.values())
         return text
 
     # -- names ------------------------------------------------------------------------------------------------------
@@ -160,22 +159,13 @@ class GluonPrinter(_KernelPrinter):
 
     def _make_descriptor(self, name: str, access: DescriptorLoad | DescriptorStore) -> list[str]:
         buffer, box = access.buffer, f"[{', '.join(self.boxes[name])}]"
-        sizes = [self._extent(buffer, d, axis, start) for d, (axis, start) in enumerate(zip(access.box, access.start))]
-        strides = [f"{buffer}_stride_{d}" for d in self.dimensions(buffer)[:-1]] + ["1"]
+        sizes, strides = self.described_dimensions(access)
         layout = f"    {name}_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for({box}, {buffer}_ptr.dtype.element_ty)"
         head, rest = (
             f"    {name} = tma.make_tensor_descriptor({buffer}_ptr, ",
             f"[{', '.join(sizes)}], [{', '.join(strides)}], {box}, {name}_layout)",
         )
         return [layout, head + rest] if len(head + rest) <= LINE else [layout, head.rstrip(), f"        {rest}"]
-
-    def _extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
-        known = isinstance(start, (Start, Const)) if axis else isinstance(start, Position)  # a shifted box reads beyond the extent of its label
-        axis = axis or (start.axis if isinstance(start, Position) else None)
-        if axis and known:
-            return self.size(axis.label)
-        self.bounds[(buffer, dim)] = None
-        return f"{buffer}_size_{dim}"
 
     def _allocations(self) -> list[str]:
         """Shared memory for tiles, and barriers: ``full`` when tiles have come, ``free`` when they may be overwritten."""

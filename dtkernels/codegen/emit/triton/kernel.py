@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from ....lang.algorithm import Algorithm
@@ -18,11 +18,13 @@ from ...ir.nest import (
     Assign,
     Axis,
     Barrier,
+    Const,
     DescriptorLoad,
     DescriptorStore,
     Guard,
     Index,
     InteriorOrEdge,
+    Joined,
     Kernel,
     Let,
     Load,
@@ -56,6 +58,15 @@ from .memory import LINE, MemoryPrinter
 VOLUME = 3  #: whole extents from which on a tile holds a volume
 
 
+@dataclass(frozen=True)
+class Box:
+    """What a descriptor is made for: a buffer, with some of its dimensions ``joined``, and the box as an expression in the wrapper."""
+
+    buffer: str
+    sizes: str
+    joined: tuple[Joined, ...] = ()
+
+
 @dataclass
 class KernelText:
     """The printed kernel. ``arguments`` are (parameter, expression in the wrapper), compile-time ones in ``constants``."""
@@ -67,9 +78,10 @@ class KernelText:
     helpers: frozenset[str] = frozenset()
     grid: str = "(1,)"
     labels: tuple[str, ...] = ()  #: whose extents it is passed
-    boxes: list[tuple[str, str]] = field(default_factory=list)  #: (buffer, its box) for each descriptor
+    boxes: list[Box] = field(default_factory=list)  #: of each descriptor
     warps: int = 0  #: to launch with, where they are not the schedule's
     condition: str = ""  #: what the wrapper must ask before a launch, beside descriptors
+    dense: list[str] = field(default_factory=list)  #: and before it joins dimensions for them
     dependent: bool = False  #: waits by itself for the kernel launched before it
 
 
@@ -156,8 +168,8 @@ class _KernelPrinter:
         prologue += descriptors
         names = [a for a, _ in text.arguments] + [f"{c}: tl.constexpr" for c, _ in text.constants]
         text.source = jit_function("triton", name, names, [*prologue, code, *tail(link)])
-        text.boxes = [(buffer, self.memory.box_sizes(box)) for buffer, box in self.memory.descriptors]
-        text.condition = self._condition()
+        text.boxes = [Box(buffer, self.memory.box_sizes(box), self.memory.first[name].joined) for (buffer, box), name in self.memory.descriptors.items()]
+        text.condition, text.dense = self._condition(), self.dense_conditions(self.memory.first.values())
         text.grid, text.labels = grid_size(self.kernel), tuple(self.sizes)
         return text
 
@@ -379,11 +391,36 @@ class _KernelPrinter:
 
     def dense_constant(self, buffer: str, first: int, extents: tuple[str, ...]) -> str:
         """Return the constant that says that a buffer's dimensions from ``first`` on, of these extents after it, follow each other without gaps."""
-        value = buffer if buffer in self.algorithm.inputs else f"{buffer}_out"
-        steps = enumerate(extents, first)
         name = f"DENSE_{buffer}_{first}_{first + len(extents)}"
-        self.dense[name] = " and ".join(f"{value}.stride({d}) == {self.size(label)} * {value}.stride({d + 1})" for d, label in steps)
+        self.dense[name] = self._is_dense(buffer, first, extents)
         return name
+
+    def dense_conditions(self, accesses: Iterable[DescriptorLoad | DescriptorStore]) -> list[str]:
+        """Return what the wrapper must ask of the dimensions that boxes join."""
+        return list(dict.fromkeys(self._is_dense(a.buffer, j.first, j.extents) for a in accesses for j in a.joined))
+
+    def _is_dense(self, buffer: str, first: int, extents: tuple[str, ...]) -> str:
+        value = buffer if buffer in self.algorithm.inputs else f"{buffer}_out"
+        return " and ".join(f"{value}.stride({d}) == {self.size(label)} * {value}.stride({d + 1})" for d, label in enumerate(extents, first))
+
+    def described_dimensions(self, access: DescriptorLoad | DescriptorStore) -> tuple[list[str], list[str]]:
+        """Return the extents and strides that a descriptor has."""
+        names, n = self.dimensions(access.buffer), 0
+        sizes, lasts = [], []
+        for axis, start in zip(access.box, access.start):
+            last = next((j.last for j in access.joined if j.first == n), n)
+            sizes.append(self._described_extent(access.buffer, n, axis, start))
+            lasts.append(names[last])
+            n = last + 1
+        return sizes, [*(f"{access.buffer}_stride_{d}" for d in lasts[:-1]), "1"]
+
+    def _described_extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
+        known = isinstance(start, (Start, Const)) if axis else isinstance(start, Position)  # a shifted box reads beyond the extent of its label
+        axis = axis or (start.axis if isinstance(start, Position) else None)
+        if axis and known:
+            return self.size(axis.label)
+        self.bounds[(buffer, dim)] = None
+        return f"{buffer}_size_{dim}"
 
     def _loop(self, loop: Loop, depth: int) -> None:
         axis = loop.axis

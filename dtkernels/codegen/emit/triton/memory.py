@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...ir import nest
+from ...ir.merged_dimensions import Run, merged_runs
 from ...ir.nest import (
     Axis,
     BlockNumber,
-    Const,
     DescriptorLoad,
     DescriptorStore,
     Load,
     Local,
     Op,
     Position,
-    Size,
-    Start,
     Store,
     Tile,
     mask_axes,
@@ -30,40 +27,6 @@ if TYPE_CHECKING:
 
 LINE = 120
 
-
-@dataclass(frozen=True)
-class Run:
-    """Dimensions ``first`` to ``last`` of a buffer that are indexed by the parts of one number, ``whole``."""
-
-    first: int
-    last: int
-    whole: Tile
-    extents: tuple[str, ...]  #: labels of the dimensions after the first
-
-
-def merged_runs(index: tuple[Tile, ...]) -> dict[int, Run]:
-    """Return the run that each dimension belongs to: ``p // len(x)`` and ``p % len(x)`` after it are ``p``."""
-    found: dict[int, Run] = {}
-    for n in range(len(index) - 1, 0, -1):
-        whole = found[n].whole if n in found else index[n]
-        joined = _joined(index[n - 1], whole)
-        if joined is not None:
-            last, extents = (found[n].last, found[n].extents) if n in found else (n, ())
-            run = Run(n - 1, last, joined[0], (joined[1], *extents))
-            found |= dict.fromkeys(range(n - 1, run.last + 1), run)
-    return found
-
-
-def _joined(slow: Tile, fast: Tile) -> tuple[Tile, str] | None:
-    """Return the number of which ``slow`` and ``fast`` are quotient and remainder, and the label whose extent the first dimension of ``fast`` has."""
-    match slow, fast:
-        case Op("//", (a, Size(label))), Op("%", (b, Size(other))) if a == b and label == other:
-            return a, label
-        case Op("%", (Op("//", (a, Size(label) as size)), Size() as more)), Op("%", (b, Size(other))) if a == b and label == other:
-            return Op("%", (a, Op("*", (more, size)))), label
-        case Op("//", (Op("//", (a, inner)), Size(label) as size)), Op("%", (b, Op("*", (first, rest)))) if (a, size, inner) == (b, first, rest):
-            return a, label
-    return None
 
 ROW = 16  #: elements that rows of an aligned buffer are a multiple of: 16 bytes in any dtype
 
@@ -146,8 +109,7 @@ class MemoryPrinter:
         lines = []
         for (buffer, box), name in self.descriptors.items():
             access = self.first[name]
-            sizes = [self._extent(buffer, d, axis, start) for d, axis, start in zip(range(len(box)), access.box, access.start)]
-            strides = [f"{buffer}_stride_{d}" for d in self.k.dimensions(buffer)[:-1]] + ["1"]
+            sizes, strides = self.k.described_dimensions(access)
             rest = f"[{', '.join(sizes)}], [{', '.join(strides)}], [{', '.join(box)}])"
             head = f"{name} = tl.make_tensor_descriptor({buffer}_ptr, "
             lines += [head + rest] if len(head + rest) + 4 <= LINE else [head.rstrip(), f"    {rest}"]
@@ -156,14 +118,6 @@ class MemoryPrinter:
     def box_sizes(self, box: tuple[str, ...]) -> str:
         """Return the box as an expression in the wrapper."""
         return f"({', '.join(self.k.tiles.get(b, b) for b in box)}{',' if len(box) == 1 else ''})"
-
-    def _extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
-        known = isinstance(start, (Start, Const)) if axis else isinstance(start, Position)  # a shifted box reads beyond the extent of its label
-        axis = axis or (start.axis if isinstance(start, Position) else None)
-        if axis and known:
-            return self.k.size(axis.label)
-        self.k.bounds[(buffer, dim)] = None
-        return f"{buffer}_size_{dim}"
 
     def _descriptor(self, access: DescriptorLoad | DescriptorStore) -> str:
         key = (access.buffer, tuple(self.k.tile(a) if a else "1" for a in access.box))

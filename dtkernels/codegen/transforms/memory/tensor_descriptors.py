@@ -19,6 +19,9 @@ A tile may be moved by a number, ``A[x + r, c]`` with a single ``r``, but in the
 illegal instruction otherwise). Behind the extent of ``x`` it then holds elements of ``A``: such a tile is loaded along labels of results alone, where what lies
 behind the extent is not stored.
 
+Dimensions that a merged label counts together, ``W[p // len(c), p % len(c), k]``, are one in the box; the call also tells whether they follow each other
+without gaps.
+
 A fetched tile ``t`` that is added to a product is written as ``dot(a, b) - -t``, which is the same number. With ``dot(a, b) + t`` Triton
 would initialize the accumulator of the product with ``t``, and the matrix units would wait until registers hold it.
 """
@@ -29,11 +32,13 @@ from dataclasses import replace
 
 from ....lang.errors import DTError
 from ....lang.errors import Position as Place
+from ...ir.merged_dimensions import merged_runs
 from ...ir.nest import (
     Axis,
     Const,
     DescriptorLoad,
     DescriptorStore,
+    Joined,
     Kernel,
     Let,
     Load,
@@ -70,13 +75,15 @@ def use_descriptors(kernel: Kernel, at: Place | None = None) -> Kernel:
         if isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer in kernel.descriptors and not s.value.repeats_each_step:
             if s.value.whole:
                 raise _refused(s.value.buffer, "its elements stand in an index", "tensors of numbers", at)
-            return replace(s, value=DescriptorLoad(s.value.buffer, *_box(s.value.buffer, s.value.index, at, fixed)))
+            start, box, joined = _box(s.value.buffer, s.value.index, at, fixed)
+            return replace(s, value=DescriptorLoad(s.value.buffer, start, box, joined))
         if isinstance(s, Store) and s.buffer in kernel.descriptors:
             if s.onto == "ordered sum":  # bulk additions of one program are in no order
                 raise _refused(s.buffer, "additions in a fixed order", "accumulate_at without ordered, or blocks of one tile", at)
             if axes_of(s.value) != frozenset(s.axes):
                 raise _refused(s.buffer, "a value without all of its labels is stored", "a store of whole tiles", at)
-            return DescriptorStore(s.buffer, *_box(s.buffer, s.index, at), s.value, s.axes, s.origin, s.onto)
+            start, box, joined = _box(s.buffer, s.index, at)
+            return DescriptorStore(s.buffer, start, box, s.value, s.axes, s.origin, s.onto, joined)
         return s
 
     body = eliminate_dead_code(tuple(one(s) for s in kernel.body))
@@ -128,8 +135,11 @@ def _reduced(body: tuple[Statement, ...]) -> frozenset[Axis]:
 
 def _box(
     buffer: str, index: tuple[Tile, ...], at: Place | None, fixed: frozenset[Axis] | None = None
-) -> tuple[tuple[Tile, ...], tuple[Axis | None, ...]]:
-    """Return where a box starts and its axes. ``fixed``: those along which its tile may not be shifted; None for all."""
+) -> tuple[tuple[Tile, ...], tuple[Axis | None, ...], tuple[Joined, ...]]:
+    """Return where a box starts, its axes, and the dimensions that are one in it. ``fixed``: axes along which its tile may not be shifted; None for all."""
+    runs = {r.first: r for r in merged_runs(index).values() if isinstance(r.whole, Position) and not r.whole.axis.scalar}
+    inside = {n for r in runs.values() for n in range(r.first + 1, r.last + 1)}
+    index = tuple(runs[n].whole if n in runs else i for n, i in enumerate(index) if n not in inside)
     start: list[Tile] = []
     box: list[Axis | None] = []
     for i in index:
@@ -155,7 +165,7 @@ def _box(
         raise _refused(buffer, "its last dimension is read element by element", "a tile of its last label", at)
     if len(index) > MOST_DIMENSIONS:
         raise _refused(buffer, f"{len(index)} dimensions", f"at most {MOST_DIMENSIONS}", at)
-    return tuple(start), tuple(box)
+    return tuple(start), tuple(box), tuple(r.joined for r in runs.values())
 
 
 def _shifted(index: Tile) -> tuple[Axis, Tile | None] | None:
