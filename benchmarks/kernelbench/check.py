@@ -16,9 +16,12 @@ import torch
 from problem import DTYPES, Problem, as_tuple, operations, operator, problems
 
 from dtkernels.autoschedule.cost.coefficients import rates_of
+from dtkernels.autoschedule.cost.outline import Known
 from dtkernels.autoschedule.cost.predicted_time import predicted_time
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import Target
+from dtkernels.lang.algorithm import with_operands
+from dtkernels.lang.expr import Cast
 from dtkernels.lang.schedule import Program
 from dtkernels.runtime.bind.variant import Variant
 from dtkernels.runtime.build.source_cache import load_module
@@ -45,7 +48,7 @@ class Checked:
         return self.limit < LONG / 100 * self.microseconds
 
     def __str__(self) -> str:
-        share = f"{100 * self.limit / self.microseconds:3.0f}% of the limit" if self.microseconds > 0 else ""
+        share = f"{100 * self.limit / self.microseconds:3.0f}% of the limit" if self.limit > 0 else "with gradients"
         said = f"predicted {self.microseconds:9.1f} us, {share}{' (long)' if self.long else ''}; {len(self.kernels)} kernels: {', '.join(self.kernels)}"
         return "; ".join([said, *self.wrong]) if self.kernels else "; ".join(self.wrong)
 
@@ -88,19 +91,37 @@ class Planned:
     uniform: bool
 
 
-def planned(level: int, name: str, dtype: str, target: Target) -> Planned:
-    """Return what a call at the published sizes would run on ``target``. Raises DTError where it is refused."""
+def planned(level: int, name: str, dtype: str, target: Target, backward: bool = False) -> list[Planned]:
+    """Return what a call at the published sizes would run on ``target``; with ``backward``, forward with what it saves, then backward.
+
+    Raises DTError where it is refused.
+    """
     problem = problems(level)[name]
     shapes = problem.shapes(problem.published)
     tensors = [torch.empty(s, dtype=problem.dtype(n, DTYPES[dtype]), device="meta") for n, s in shapes.items()]
     call = operator(level, name).bind((*tensors, *problem.scalars.values()), {})
-    dispatch, bound = call.variant.dispatch, call.fitted.tensors
+    bound, scalars = call.fitted.tensors, call.scalars
+    if not backward:
+        return [_plan(problem, call.variant, bound, scalars, target)]
+    pair = call.variant.pair_for(problem.differentiated(), bound)
+    sizes, made = pair.forward.signature.extents(bound), {}
+    for o in pair.forward.outputs:
+        d = pair.forward.algorithm[o]
+        own = torch.float32 if isinstance(d.expr, Cast) and d.expr.dtype == "fp32" else pair.forward.signature.result_dtype(bound)
+        made[o] = torch.empty([sizes[x] for x in d.labels], dtype=own, device="meta")
+    known = {**bound, **made, **{adjoint: made[o] for o, adjoint in pair.gradient.adjoints.items()}}
+    inputs = {n: known[n] for n in pair.backward.signature.inputs}
+    rest = {n: scalars[n] for n in pair.backward.signature.scalars}
+    return [_plan(problem, pair.forward, bound, scalars, target), _plan(problem, pair.backward, inputs, rest, target)]
+
+
+def _plan(problem: Problem, variant: Variant, bound: dict[str, torch.Tensor], scalars: dict[str, object], target: Target) -> Planned:
+    dispatch = variant.dispatch
     types = dispatch.types(bound)
     program = dispatch.programs.plan(dispatch.choose(bound, target), types, target).program
     integral = frozenset(n for n, t in bound.items() if not t.is_floating_point())
     program = replace(program, algorithm=replace(program.algorithm, integral=integral))
-    sizes = call.variant.signature.extents(bound)
-    return Planned(problem, call.variant, program, (*bound.values(), *call.scalars.values()), types, sizes, not call.variant.signature.mixed(bound))
+    return Planned(problem, variant, program, (*bound.values(), *scalars.values()), types, variant.signature.extents(bound), not variant.signature.mixed(bound))
 
 
 def limit(plan: Planned, dtype: str, target: Target) -> float:
@@ -112,23 +133,28 @@ def limit(plan: Planned, dtype: str, target: Target) -> float:
     return max(moved, operations(plan.problem, plan.variant.algorithm, plan.problem.published) / rate)
 
 
-def check_schedule(level: int, name: str, dtype: str, target: Target, compiled: bool = True) -> Checked:
+def check_schedule(level: int, name: str, dtype: str, target: Target, compiled: bool = True, backward: bool = False) -> Checked:
     """Plan a problem at its published sizes, and compile its kernels unless told not to."""
     found = Checked()
     try:
-        plan = planned(level, name, dtype, target)
-        source = emit(plan.program, "call", target, plan.uniform)
-        launches = record_launches(load_module(source, f"{name}_{dtype}"), "call", plan.values)
+        for plan in planned(level, name, dtype, target, backward):
+            _check_plan(found, plan, (name, dtype, target), compiled)
     except Exception as error:
         found.wrong.append(f"refused: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-        return found
-    found.limit = limit(plan, dtype, target)
-    itemsize = DTYPES[dtype].itemsize
-    found.microseconds = predicted_time(str(plan.program.schedule), plan.variant.dispatch.known_outline, plan.sizes, itemsize, target)
+    return found
+
+
+def _check_plan(found: Checked, plan: Planned, call: tuple[str, str, Target], compiled: bool) -> None:
+    name, dtype, target = call
+    source = emit(plan.program, "call", target, plan.uniform)
+    launches = record_launches(load_module(source, f"{name}_{dtype}"), "call", plan.values)
+    algorithm = with_operands(plan.program.algorithm, plan.program.schedule.subjects())
+    predicted = predicted_time(str(plan.program.schedule), Known.of(algorithm, plan.variant.outputs), plan.sizes, DTYPES[dtype].itemsize, target)
+    found.limit = limit(plan, dtype, target) if math.isnan(found.limit) else math.nan  # of a problem as it is asked for, and not of its gradients
+    found.microseconds = predicted if math.isnan(found.microseconds) else found.microseconds + predicted
     for launch in launches:
         found.kernels.append(f"{launch.kernel.__name__} {'x'.join(map(str, launch.grid))}")
         found.wrong += _wrong_launch(launch, target, compiled)
-    return found
 
 
 def _wrong_launch(launch: KernelLaunch, target: Target, compiled: bool) -> list[str]:

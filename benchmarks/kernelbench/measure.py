@@ -93,8 +93,8 @@ def error_of(got: list[torch.Tensor], truth: list[torch.Tensor]) -> float:
 def correctness(case: Case, op: Callable) -> dict:
     """Compare with torch on five random inputs, and of the first also with float64. ``wrong`` says what is wrong, "" if nothing is.
 
-    A result that differs from torch's and agrees with float64 is right. So are gradients no farther from float64 than torch's: where rounding turns a
-    comparison, as of a maximum, a whole row of them is another one.
+    A result that differs from torch's and agrees with float64 is right. So are gradients at most twice as far from float64 as torch's, as in
+    sampling/checking.py: where rounding turns a comparison, as of a maximum, a whole row of them is another one, and some are sums of roundings alone.
     """
     found: dict = {"wrong": ""}
     for seed in range(TRIALS):
@@ -109,7 +109,7 @@ def correctness(case: Case, op: Callable) -> dict:
                 if wrong and not differs(got, truth, TOLERANCE[case.dtype], case.backward):
                     found["eager_note"] = f"torch's own result differs from float64 by more than is allowed, ours does not; {wrong}"
                     wrong = ""
-                elif wrong and case.backward and errors[0] <= errors[1]:
+                elif wrong and case.backward and errors[0] <= 2 * errors[1]:
                     found["eager_note"] = f"both differ from float64, torch's by {errors[1]:.1e} and ours by {errors[0]:.1e} of its norm; {wrong}"
                     wrong = ""
                 del truth

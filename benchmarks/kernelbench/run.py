@@ -4,7 +4,7 @@
     python benchmarks/kernelbench/run.py --only softmax --peers eager,compile,compile-max
     python benchmarks/kernelbench/run.py --jobs 14                                         compiles on all cores first, which is sooner done
     python benchmarks/kernelbench/run.py --check                                           without a GPU
-    python benchmarks/kernelbench/run.py --check kernels --only 'conv' --gpu h200
+    python benchmarks/kernelbench/run.py --check kernels --only 'conv' --backward --gpu h200
 
 On a GPU results are compared with torch's own on five random inputs, within 1e-4 (float32) or 1e-2 (bfloat16), absolute and relative,
 as the suite does, and with float64, which decides where the two differ. Convolutions take no TF32, as products do not. Times are medians of CUDA-graph replays with a cold L2.
@@ -59,15 +59,14 @@ def check_values(todo: list[tuple[int, str]]) -> int:
     return failed
 
 
-def check_kernels(todo: list[tuple[int, str]], dtypes: tuple[str, ...], gpu: str) -> int:
+def check_kernels(todo: list[measure.Case], gpu: str) -> int:
     """Print what the default schedules at the published sizes are; return how many cannot run."""
     failed = long = 0
-    for level, name in todo:
-        for dtype in dtypes:
-            found = check.check_schedule(level, name, dtype, TARGETS[gpu])
-            failed, long = failed + bool(found.wrong), long + found.long
-            print(f"{level}/{name:46} {dtype} {found}", flush=True)
-    print(f"{len(todo) * len(dtypes)} cases for {gpu}: {failed} cannot run or spill; {long} are predicted to take more than {100 / check.LONG:.1f} times their limit")
+    for case in todo:
+        found = check.check_schedule(case.level, case.name, case.dtype, TARGETS[gpu], backward=case.backward)
+        failed, long = failed + bool(found.wrong), long + found.long
+        print(f"{str(case):58} {found}", flush=True)
+    print(f"{len(todo)} cases for {gpu}: {failed} cannot run or spill; {long} are predicted to take more than {100 / check.LONG:.1f} times their limit")
     return failed
 
 
@@ -81,7 +80,7 @@ def check_all(options: argparse.Namespace) -> int:
     if options.check == "values":
         failed = check_values(todo)
     if options.check in ("all", "kernels"):
-        failed += check_kernels(todo, options.dtype, options.gpu)
+        failed += check_kernels(cases(options), options.gpu)
     return min(failed, 1)
 
 

@@ -19,7 +19,7 @@ TAKEN = frozenset(
         "nvidia_only", "cluster", "unrolled",
         "described", "operand_dtype", "piece", "language_type", "in_any_order", "has_float8", "float8_units", "float8_bits", "float8_pointer", "float8_type", "FLOAT8",
         *(f"{word}_{name}" for name in FLOAT8 for word in ("from", "code_of", "round_to")),
-        "DEPENDENT", "dependent", "overlapping", "warpgroups", "float8_warpgroups", "ring_stages", "descriptor_memory", "extents", "exp_degree", "linear_recurrence",
+        "DEPENDENT", "dependent", "overlapping", "warpgroups", "float8_warpgroups", "ring_stages", "descriptor_memory", "joined_dimensions", "extents", "exp_degree", "linear_recurrence",
         *(f"exp2_{part}_of_{whole}{form}" for part, whole in SHARES for form in ("", "_if_wide")),
         *(name for fn in APPROXIMATIONS for name in (f"hardware_{fn}", f"{fn}_of_one")), "log2_instruction", "exp2_instruction", "reciprocal_instruction", "complementary_error",
         "floor_divide", "floor_modulo", "floor_to_int", "ceil_to_int", "nan_max", "nan_min",

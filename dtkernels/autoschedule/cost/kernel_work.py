@@ -232,7 +232,8 @@ class KernelCount:
         return Work(programs, held, spilled, moved, requests, short, memory, stores.written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
                     stores.added, stores.cleared, len(plan.config.added), strips, parted, gathered, plan.paired, merges=plan.apart or int(merged > 0), float8=self.float8,
-                    summed=plan.sums_operands and len(plan.products) == 1, parted_boxes=self._parts_boxes(), computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips,
+                    summed=plan.sums_operands and len(plan.products) == 1, parted_boxes=self._parts_boxes(),
+                    computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips,
                     issued=0.0 if plan.products else self._issued(requests + short, heavy + light), **self._float32_products())  # fmt: skip
 
     def _parts_boxes(self) -> bool:
