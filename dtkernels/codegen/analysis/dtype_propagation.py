@@ -80,11 +80,19 @@ def operands_only(algorithm: Algorithm) -> frozenset[str]:
     products = [n for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)]
     sides = [rows for dot in products for side in (dot.left, dot.right) if (rows := rows_of(side))]
     operands = {id(side) for side in sides}
-    read = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr)}
-    operands |= {id(s.arg) for d in algorithm.definitions if d.name not in read for s in d.expr.walk() if isinstance(s, ex.Reduce) and s.kind == "sum" and isinstance(s.arg, ex.Access)}
+    results = _results(algorithm)
+    sums = (n for d in algorithm.definitions if d.name in results for n in d.expr.walk() if isinstance(n, ex.Reduce) and n.kind == "sum")
+    operands |= {id(n.arg) for n in sums if isinstance(n.arg, ex.Access)}
     for d in algorithm.definitions:
         plain |= {a.tensor for a in ex.accesses(d.expr) if id(a) not in operands} | ({d.name} if isinstance(d.expr, ex.Cast) and d.name not in algorithm.operands else set())
     return frozenset(side.tensor for side in sides if side.tensor in algorithm) - plain
+
+
+def _results(algorithm: Algorithm) -> set[str]:
+    """Return the Funcs that no other reads, and those that only a copy reads that is such a one: sums over pieces (codegen/prelower)."""
+    read = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr) if a.tensor != d.name}
+    copies = {d.name for d in algorithm.definitions if isinstance(d.expr, ex.Access)} - read
+    return {*algorithm.funcs} - {a.tensor for d in algorithm.definitions if d.name not in copies for a in ex.accesses(d.expr) if a.tensor != d.name}
 
 
 def _is_condition(expr: ex.Expr, tensor: str, inside: bool = False) -> bool:
