@@ -21,8 +21,8 @@ ASYNC = 4  #: bytes of the smallest load that goes to shared memory by itself; s
 PACKED = 8  #: most elements packed in one
 MULTIPROCESSOR = 1.004  #: shared memory of a multiprocessor over what one block may take
 WIDE = 16  #: elements of a tile from which on they are one vector, not several sums
-FITTED = 2  #: sums of a loop, of those kernels; each takes registers of its own. Four of 8 elements spilled 224 bytes at 64 registers
 BASE, VALUE, READ, CARRIED = 22, 0.3, 0.38, 0.55  #: registers of a thread, and of each element: by what ptxas gave 336 kernels of rows and columns, to 13%
+FITTED = 2  #: sums of a loop, of those kernels; more down columns take registers of their own each: four of 8 elements spilled 224 bytes at 64
 AHEAD = 3.5  #: registers of each copy of 16 bytes that a loop of several products has under way: attention's gradients took 3.4 to 7 for one and two
 SPILLING = 0.8  #: the part of its registers from which on a thread of such a kernel spilled some
 EXCHANGED = 11  #: times as long as its terms: a sum over all pairs of rows whose threads add up several terms of each step (five tiles on an H100)
@@ -455,8 +455,8 @@ class KernelCount:
         carried = 0
         for func, _ in plan.members:
             carried += func.name not in plan.rescaled and self._is_looped(func.reduced) and 2 * self.elements(self.step, (*func.labels, *func.reduced)) >= most
-        fitted = VALUE + READ * len(wide) + CARRIED * carried
-        return max(fitted, carried + len(wide) / 2) if carried > FITTED else fitted
+        fitted, down = VALUE + READ * len(wide) + CARRIED * carried, not {*plan.root.reduced} & {x for a in plan.accesses for x in a.read.last}
+        return max(fitted, carried + len(wide) / 2) if carried > FITTED and down else fitted
 
     def _unique(self, read: Read, each: int) -> float:
         found = float(each)
