@@ -54,7 +54,7 @@ def solve(index: ex.Expr, target: ex.Expr, name: str, rest_label: Callable[[ex.B
     others = [a for a in form if form[a]]
     place = target if times > 0 else ZERO
     for a in others:
-        place = add(place, _times(a, -form[a] if times > 0 else form[a]))
+        place = add(place, multiple(a, -form[a] if times > 0 else form[a]))
     place = place if times > 0 else add(place, negate(target))
     if place == target and abs(times) == 1:  # a bare label would give the dimension its extent
         place = ex.Binary("-", target, ZERO)
@@ -98,7 +98,8 @@ def _addends(e: ex.Expr, times: int) -> Iterator[tuple[ex.Expr | None, int]]:
             yield e, times
 
 
-def _times(atom: ex.Expr | None, times: int) -> ex.Expr:
+def multiple(atom: ex.Expr | None, times: int) -> ex.Expr:
+    """Return an addend of a linear form with its factor."""
     size: ex.Expr = ex.Const(abs(times))
     e = size if atom is None else atom if abs(times) == 1 else ex.Binary("*", size, atom)
     return negate(e) if times < 0 else e

@@ -39,6 +39,7 @@ from .rules.factor_hoisting import hoist_invariant_factors, hoist_row_factors
 from .rules.indices.phases import separate_phases
 from .rules.indices.remainders import pick_remainders
 from .rules.indices.shared_groups import share_groups
+from .rules.indices.strided_sums import sum_over_elements
 from .rules.label_unification import unify_labels
 from .rules.products.product_columns import sum_product_operands
 from .rules.products.product_elements import make_picked_elements, sum_rows_first
@@ -107,6 +108,7 @@ LOWERING_RULES = (
     Rule("extract_equal_products", lambda a, c: extract_equal_products(a), "give a product that a definition has more than once its own Func", unscheduled_only=True),
     Rule("make_picked_elements", lambda a, c: make_picked_elements(a, c.outputs), "make the elements that are picked of a product by themselves", unscheduled_only=True),
     Rule("sum_rows_first", lambda a, c: sum_rows_first(a, c.outputs), "sum rows of a product before its columns", unscheduled_only=True),
+    Rule("sum_over_elements", lambda a, c: sum_over_elements(a), "sum over the elements that a stride reaches, not over all places", unscheduled_only=True),
     Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),
     Rule("tanh_of_log1p", lambda a, c: tanh_of_log1p(a), "rewrite tanh(log1p(exp(a))) as a quotient"),
     Rule("fold_constants", lambda a, c: _fold_constants(a, c), "do arithmetic on constants and remove what no output needs"),

@@ -18,6 +18,7 @@ from ..rules.center_moments import cancel_deviations
 from ..rules.condition_folding import fold_condition
 from ..rules.data_index.grouped_products import labels_without_data
 from ..rules.func_cse import merge_equal_funcs
+from ..rules.indices.remainders import without_remainders
 from ..rules.products.operand_cse import merge_equal_operands
 from ..smart_constructors import ZERO, add_with_common_factors, is_zero, negate, simplify, where
 from .centered_weights import center_weights, inline_scores, name_scores
@@ -257,6 +258,8 @@ class _Reverse:
         for condition in conditions:
             adjoint = where(ex.substitute(condition, solved), adjoint, ZERO)
         left = tuple(label for label in over if label not in solved)
+        if any(o not in c.labels and o not in names.values() for o in left):  # remainders, which the conditions of a stride may decide
+            adjoint, left = without_remainders(adjoint, left, replace(self.algorithm, extents=self.algorithm.extents + tuple(self.new_extents)))
         return self._restore(self._restore(self._summed(adjoint, left), inner), names)
 
     def _solve(
@@ -450,6 +453,8 @@ def _vanishes_outside(adjoint: ex.Expr, label: str) -> bool:
             return _vanishes_outside(a, label) and label not in ex.free_labels(b)
         case ex.Unary("-", a):
             return _vanishes_outside(a, label)
+        case ex.Call("where", (_, a, b)):
+            return is_zero(b) and _vanishes_outside(a, label)
     return False
 
 

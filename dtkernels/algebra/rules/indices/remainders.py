@@ -22,22 +22,28 @@ def pick_remainders(algorithm: Algorithm) -> Algorithm:
     def change(node: ex.Expr) -> ex.Expr:
         if not (isinstance(node, ex.Reduce) and node.kind == "sum"):
             return node
-        conditions, term = _conditions(node.arg)
-        labels = list(node.labels)
-        found = False
-        while (picked := _picked(conditions, labels, algorithm)) is not None:
-            label, value = picked
-            conditions = [c for c in conditions if _remainder(c, label, algorithm) is None]
-            *conditions, term = (_without_rests(ex.substitute(e, {label: value})) for e in (*conditions, term))
-            labels.remove(label)
-            found = True
-        if not found:
+        term, labels = without_remainders(node.arg, node.labels, algorithm)
+        if labels == node.labels:
             return node
-        for c in (c for c in conditions if not _is_extent_of_factor(c, term, algorithm)):
-            term = ex.Call("where", (c, term, ex.Const(0)))
-        return replace(node, arg=term, labels=tuple(labels)) if labels else term
+        return replace(node, arg=term, labels=labels) if labels else term
 
     return algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+
+
+def without_remainders(term: ex.Expr, summed: tuple[str, ...], algorithm: Algorithm) -> tuple[ex.Expr, tuple[str, ...]]:
+    """Return the terms of a sum and its labels, without the labels that conditions on remainders decide."""
+    conditions, term = _conditions(term)
+    labels = list(summed)
+    while (picked := _picked(conditions, labels, algorithm)) is not None:
+        label, value = picked
+        conditions = [c for c in conditions if _remainder(c, label, algorithm) is None]
+        *conditions, term = (_without_rests(ex.substitute(e, {label: value})) for e in (*conditions, term))
+        labels.remove(label)
+    if len(labels) < len(summed):
+        conditions = [c for c in conditions if not _is_extent_of_factor(c, term, algorithm)]
+    for c in conditions:
+        term = ex.Call("where", (c, term, ex.Const(0)))
+    return term, tuple(labels)
 
 
 def _conditions(e: ex.Expr) -> tuple[list[ex.Expr], ex.Expr]:
