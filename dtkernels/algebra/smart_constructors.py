@@ -153,3 +153,16 @@ def conjuncts_of(condition: ex.Expr) -> list[ex.Expr]:
     """Return the conditions that ``and`` joins; the condition itself if there is one only."""
     joined = isinstance(condition, ex.Binary) and condition.op == "and"
     return [*conjuncts_of(condition.left), *conjuncts_of(condition.right)] if joined else [condition]  # type: ignore[attr-defined]
+
+
+def replaced(e: ex.Expr, by: dict[ex.Expr, ex.Expr]) -> ex.Expr:
+    """Replace subexpressions, the outermost first. Conditions that became true are left out."""
+    if e in by:
+        return by[e]
+    match e.rebuild(lambda child: replaced(child, by)):
+        case ex.Call("where", (ex.Const(True), kept, _)):
+            return kept
+        case ex.Binary("and", ex.Const(True), other) | ex.Binary("and", other, ex.Const(True)):
+            return other
+        case same:
+            return same

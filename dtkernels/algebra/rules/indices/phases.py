@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
 from ...index_inversion import linear_form
-from ...smart_constructors import ONE, ZERO, conjuncts_of
+from ...smart_constructors import ONE, ZERO, conjuncts_of, replaced
 from ..canonicalize import fresh_name
 
 
@@ -47,8 +47,9 @@ def separate_phases(algorithm: Algorithm) -> Algorithm:
     """Give each product whose terms a stride leaves out a Func with the phases of its results as labels.
 
     Before: ``f[o, x] = rdot(where((x - r) % 2 == 0, A[c, (x - r) / 2], 0), W[c, o, r], c, r);``
-    After:  ``f_phases[x_phase, o, x_step] = rdot(where(x_phase + 2 * r_step < len(r), A[c, x_step - r_step], 0), W[c, o, x_phase + 2 * r_step], c, r_step);
-    f[o, x] = f_phases[x % 2, o, x / 2];``
+    After:  ``f_phases[x_phase, o, x_step] = rdot(A[c, x_step - r_step], W[c, o, x_phase + 2 * r_step], c, r_step);  f[o, x] = f_phases[x % 2, o, x / 2];``
+
+    Phases may have different numbers of terms: beyond its last element ``W`` is 0. All phases read the same elements of ``A``, of which a tile is loaded once.
     """
     for d in algorithm.definitions:
         dots = [n for n in d.expr.walk() if isinstance(n, ex.Dot)]
@@ -131,11 +132,11 @@ def _separated(algorithm: Algorithm, d: Definition, dot: ex.Dot, strides: list[_
         if s.cut:
             names.phase[s.x], names.step[s.r] = fresh_name(f"{s.x}_phase", taken), fresh_name(f"{s.r}_step", taken)
             extents.append((names.phase[s.x], "", s.size))
-            formulas.append(_steps(s, names.step[s.r]))
+            formulas.append(_steps(s, names.step[s.r], algorithm))
             extents += _declared_extent(algorithm, s.r, extents)
     func = fresh_name(f"{d.name}_phases", taken)
     labels = (*names.phase.values(), *(names.step.get(x, x) for x in d.labels))
-    product = Definition(func, labels, _product(dot, strides, names), d.pos)
+    product = Definition(func, labels, _product(dot, strides, names, algorithm), d.pos)
     read = _read(func, d.labels, strides, names)
     result = replace(d, expr=d.expr.transform(lambda n: read if n == dot else n))
     definitions = tuple(new for old in algorithm.definitions for new in ((product, result) if old is d else (old,)))
@@ -155,7 +156,7 @@ def _shortened(algorithm: Algorithm, d: Definition, total: ex.Reduce, strides: l
     extents, formulas, term, steps = list(algorithm.extents), list(algorithm.formulas), total.arg, {}
     for s in strides:
         steps[s.r] = fresh_name(f"{s.r}_step", taken)
-        formulas.append(_steps(s, steps[s.r]))
+        formulas.append(_steps(s, steps[s.r], algorithm))
         extents += _declared_extent(algorithm, s.r, extents)
         moved = _plus(ex.Label(s.x), s.offset)
         inverse = pow(s.dilation, -1, s.size)
@@ -164,16 +165,17 @@ def _shortened(algorithm: Algorithm, d: Definition, total: ex.Reduce, strides: l
         by: dict[ex.Expr, ex.Expr] = {s.condition: ex.Binary("<", tap, ex.Len(s.r))}
         if s.dilation == 1:
             by[ex.Binary("/", s.place, ex.Const(s.size))] = ex.Binary("-", ex.Binary("/", moved, ex.Const(s.size)), ex.Label(steps[s.r]))
-        term = ex.substitute(_replaced(term, by), {s.r: tap})
+        term = ex.substitute(replaced(term, by), {s.r: tap})
     new = replace(total, arg=term, labels=tuple(steps.get(k, k) for k in total.labels))
     result = replace(d, expr=d.expr.transform(lambda n: new if n == total else n))
     algorithm = replace(algorithm, rvars=algorithm.rvars + tuple(steps.values()), extents=tuple(extents), formulas=tuple(formulas))
     return algorithm.with_definitions(tuple(result if old is d else old for old in algorithm.definitions))
 
 
-def _steps(s: _Stride, step: str) -> tuple[str, ex.Expr]:
+def _steps(s: _Stride, step: str, algorithm: Algorithm) -> tuple[str, ex.Expr]:
     """Return the extent of the label that counts every ``size``-th ``r``."""
-    return step, ex.Binary("+", ex.Binary("/", ex.Binary("-", ex.Len(s.r), ONE), ex.Const(s.size)), ONE)
+    extent = algorithm.plain_extent(s.r) or ex.Len(s.r)
+    return step, ex.Binary("+", ex.Binary("/", ex.Binary("-", extent, ONE), ex.Const(s.size)), ONE)
 
 
 def _declared_extent(algorithm: Algorithm, label: str, extents: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
@@ -194,7 +196,9 @@ def _index(s: _Stride, names: _Names) -> ex.Expr:
     step = _plus(ex.Label(names.step[s.x]), s.offset // s.size)
     if not s.cut:
         return ex.Binary("-", step, _times(s.dilation // s.size, s.r))
-    if s.dilation > 1:
+    if s.dilation % s.size == 1:  # the first tap is the phase
+        step = ex.Binary("-", step, _times(s.dilation // s.size, names.phase[s.x])) if s.dilation > 1 else step
+    else:
         begun = ex.Binary("-", ex.Label(names.phase[s.x]), ex.Binary("*", ex.Const(s.dilation), _first(s, names)))
         step = ex.Binary("+", step, ex.Binary("/", begun, ex.Const(s.size)))
     return ex.Binary("-", step, _times(s.dilation, names.step[s.r]))
@@ -208,7 +212,12 @@ def _times(factor: int, label: str) -> ex.Expr:
     return ex.Label(label) if factor == 1 else ex.Binary("*", ex.Const(factor), ex.Label(label))
 
 
-def _product(dot: ex.Dot, strides: list[_Stride], names: _Names) -> ex.Dot:
+def _reads_zero_beyond(dot: ex.Dot, r: str, algorithm: Algorithm) -> bool:
+    """Return whether an operand is an element of an input at ``r``, which is 0 beyond the extent."""
+    return any(isinstance(side, ex.Access) and side.tensor in algorithm.inputs and ex.Label(r) in side.index for side in (dot.left, dot.right))
+
+
+def _product(dot: ex.Dot, strides: list[_Stride], names: _Names, algorithm: Algorithm) -> ex.Dot:
     """Return the product in the new labels, without the conditions."""
     masks: dict[ex.Expr, ex.Expr] = {}
     places: dict[ex.Expr, ex.Expr] = {}
@@ -218,17 +227,12 @@ def _product(dot: ex.Dot, strides: list[_Stride], names: _Names) -> ex.Dot:
         masks[s.condition] = ex.Const(True)
         if s.cut:
             taps[s.r] = ex.Binary("+", _first(s, names), ex.Binary("*", ex.Const(s.size), ex.Label(names.step[s.r])))
-            masks[s.condition] = ex.Binary("<", taps[s.r], ex.Len(s.r))
+            masks[s.condition] = ex.Const(True) if s.dilation == 1 and _reads_zero_beyond(dot, s.r, algorithm) else ex.Binary("<", taps[s.r], ex.Len(s.r))
     sides = []
     for side in (dot.left, dot.right):
-        side = _replaced(side, {**places, **masks})
+        side = replaced(side, {**places, **masks})
         sides.append(ex.substitute(side, {r: tap for r, tap in taps.items()}))
     return replace(dot, left=sides[0], right=sides[1], labels=tuple(names.step.get(k, k) for k in dot.labels))
-
-
-def _replaced(e: ex.Expr, by: dict[ex.Expr, ex.Expr]) -> ex.Expr:
-    """Replace subexpressions, the outermost first."""
-    return by[e] if e in by else e.rebuild(lambda child: _replaced(child, by))
 
 
 def _read(func: str, labels: tuple[str, ...], strides: list[_Stride], names: _Names) -> ex.Expr:

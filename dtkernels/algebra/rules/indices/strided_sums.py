@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm
 from ...index_inversion import LinearForm, linear_form, multiple
-from ...smart_constructors import ZERO, add, conjuncts_of
+from ...smart_constructors import ZERO, add, conjuncts_of, replaced
 from ..canonicalize import fresh_name
 
 Sum = ex.Reduce | ex.Dot
@@ -109,17 +109,4 @@ def _summed(node: Sum, s: _Stride, step: str, algorithm: Algorithm) -> ex.Expr:
     vanishes = any(isinstance(f, ex.Access) and f.tensor in algorithm.inputs and ex.Label(s.x) in f.index for f in _factors(node))
     by: dict[ex.Expr, ex.Expr] = {s.quotient: ex.Label(step), s.condition: ex.Const(True) if vanishes else outside, ex.Label(s.x): place}
     labels = tuple(step if x == s.x else x for x in node.labels)
-    return replace(_replaced(node, by), labels=labels)  # type: ignore[return-value]
-
-
-def _replaced(e: ex.Expr, by: dict[ex.Expr, ex.Expr]) -> ex.Expr:
-    """Replace subexpressions, the outermost first; conditions that hold are left out."""
-    if e in by:
-        return by[e]
-    match e.rebuild(lambda child: _replaced(child, by)):
-        case ex.Call("where", (ex.Const(True), kept, _)):
-            return kept
-        case ex.Binary("and", ex.Const(True), other) | ex.Binary("and", other, ex.Const(True)):
-            return other
-        case same:
-            return same
+    return replace(replaced(node, by), labels=labels)  # type: ignore[return-value]
