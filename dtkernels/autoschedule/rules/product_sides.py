@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...algebra.index_inversion import linear_form
 from ...codegen.analysis.product_types import BYTES
 from ...lang import expr as ex
 from ..problem import SchedulingProblem
@@ -59,10 +60,21 @@ def packed(access: ex.Access) -> int:
     return int(max(found, default=1))
 
 
+def lies_in_tiles(access: ex.Access) -> bool:
+    """Return whether a descriptor reads tiles of an operand: neighbours along each of its dimensions are those of a tile, which a number may shift, but not in the last one."""
+    for place, index in enumerate(access.index):
+        form = linear_form(index)
+        if any(times not in (0, 1) or not isinstance(atom, ex.Label) for atom, times in form.items() if atom is not None):
+            return False
+        if place == len(access.index) - 1 and not isinstance(index, ex.Label):
+            return False
+    return True
+
+
 def loaded_ahead(shape: SchedulingProblem, members: list[str], dot: ex.Dot, steps: int) -> dict[str, Any]:
     """Return a small operand whose rows are no multiple of 16 elements, through a descriptor: by pointers its mask has Triton load single
     elements, which are not loaded ahead, so that a loop of so many ``steps`` waits for them at each."""
-    sides = [s.tensor for s in (dot.left, dot.right) if isinstance(s, ex.Access)]
+    sides = [s.tensor for s in (dot.left, dot.right) if isinstance(s, ex.Access) and lies_in_tiles(s)]
     if shape.itemsize != 2 or len(set(sides)) < 2 or not shape.target.has_tma or steps < MERGED:
         return {}
     for tensor, other in (sides, sides[::-1]):
