@@ -22,6 +22,7 @@ from .cost.outline import Known
 
 WHOLE_SIDE = 256  #: widest output side of a chained product held in one tile
 WHOLE_CHAIN = 128  #: widest intermediate of a chained product held in one tile
+DEEP = 64  #: elements of a label that fill the depth of a product's tile
 LONG = 1024  #: elements of a sum from which on it is worth a kernel of its own
 ROWS = 64  #: of a block of a chained product
 RANKS = 32  #: widest short label of constant extent
@@ -216,9 +217,10 @@ class SchedulingProblem:
         return False
 
     def longest(self, dot: ex.Dot) -> str:
-        """Return the longest label that a product sums over, but for those of which each row needs one element."""
+        """Return the longest label that a product sums over, but for those of which each row needs one element; one along which an operand lies contiguous, if that fills a tile."""
         walked = [label for label in dot.labels if not self.is_picked(dot, label)]
-        return max(walked or dot.labels, key=lambda label: self.sizes[label])
+        ends = {x for side in (dot.left, dot.right) for a in ex.accesses(side) if a.index for x in ex.free_labels(a.index[-1])}
+        return max(walked or dot.labels, key=lambda label: (label in ends and self.sizes[label] >= DEEP, self.sizes[label], label in ends))
 
     def _split_parts(self, root: str, block: dict[str, int], tile: dict[str, int], share: int, parts: int) -> Sizes:
         """Split the longest reduction into ``parts``; without a number, over ``share`` programs a multiprocessor, if blocks alone are half as many."""

@@ -84,7 +84,7 @@ def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -
         return
     if own.index(rows[-1]) > own.index(columns[-1]):  # the columns are what lies contiguous
         rows, columns = columns, rows
-    for row, column, summed in product(_sides(shape, rows, own[0]), _sides(shape, columns, own[0]), _sides(shape, dot.labels)):
+    for row, column, summed in product(_sides(shape, rows, dot, own[0]), _sides(shape, columns, dot, own[0]), _sides(shape, dot.labels, dot)):
         if any(side.is_long if summed.merged else side.apart and not _lies_dense(reads, side) for side in (row, column)):
             continue
         tiled, found = (row, column, summed), [a for a in reads if a]
@@ -110,12 +110,12 @@ def _slides(read: ex.Access) -> bool:
     return any(len(ex.free_labels(i)) > 1 for i in read.index)
 
 
-def _sides(shape: SchedulingProblem, labels: list[str] | tuple[str, ...], first: str = "") -> Iterator[_Side]:
+def _sides(shape: SchedulingProblem, labels: list[str] | tuple[str, ...], dot: ex.Dot, first: str = "") -> Iterator[_Side]:
     """Yield what a tile may run along: one label, the last of a result if it is long enough, or all of them as one, or all but the first, which may lie dense.
 
     ``first``: the label along which the result's elements are farthest apart, which is none of its own.
     """
-    longest = max(labels, key=lambda x: (isinstance(labels, list) and x == labels[-1] and shape.sizes[x] >= SHALLOW, shape.sizes[x]))
+    longest = max(labels, key=lambda x: (x == labels[-1] and shape.sizes[x] >= SHALLOW, shape.sizes[x])) if isinstance(labels, list) else shape.longest(dot)
     if shape.sizes[longest] >= SHALLOW and longest != first or len(labels) == 1:
         yield _Side(shape, (longest,), tuple(labels))
     for some in (tuple(labels), tuple(labels[1:])) if isinstance(labels, list) else (tuple(labels),):
@@ -195,10 +195,11 @@ def _tiled(
             continue
         block = {x: 1 for x in own if x not in inside and x not in (row.name, column.name)} | {row.name: of.rows, column.name: of.columns}
         tile = block | {x: 1 for x in labels if x not in inside} | {summed.name: depth}
-        steps = -(-summed.size // depth)
+        loops = {x: shape.sizes[x] for x in labels if x not in inside} | {summed.name: -(-summed.size // depth)}
+        longest = max(loops, key=lambda x: (loops[x], x == summed.name))
         yield shape.config(root, block, tile, of.warps, _stages(shape, of, depth, of.rows * of.columns * shape.itemsize if described else 0), **fields)
-        for parts in gemm_candidates.parts(shape.programs(block), steps, cores):
-            yield shape.config(root, block, tile, of.warps, _stages(shape, of, depth), **{**fields, "persistent": False}, split=((summed.name, parts),))
+        for parts in gemm_candidates.parts(shape.programs(block), loops[longest], cores):
+            yield shape.config(root, block, tile, of.warps, _stages(shape, of, depth), **{**fields, "persistent": False}, split=((longest, parts),))
 
 
 def _stages(shape: SchedulingProblem, of: GemmTile, depth: int, beside: int = 0) -> int:
