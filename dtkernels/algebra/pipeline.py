@@ -36,6 +36,7 @@ from .rules.exponentials.row_values import extract_row_values
 from .rules.exponentials.shift_degree import Degree, degree
 from .rules.exponentials.sum_exp_addends import extract_sum_exp_addends
 from .rules.factor_hoisting import hoist_invariant_factors, hoist_row_factors
+from .rules.indices.inverted_windows import invert_windows
 from .rules.indices.phases import separate_phases
 from .rules.indices.remainders import pick_remainders
 from .rules.indices.shared_groups import share_groups
@@ -108,6 +109,7 @@ LOWERING_RULES = (
     Rule("extract_equal_products", lambda a, c: extract_equal_products(a), "give a product that a definition has more than once its own Func", unscheduled_only=True),
     Rule("make_picked_elements", lambda a, c: make_picked_elements(a, c.outputs), "make the elements that are picked of a product by themselves", unscheduled_only=True),
     Rule("sum_rows_first", lambda a, c: sum_rows_first(a, c.outputs), "sum rows of a product before its columns", unscheduled_only=True),
+    Rule("invert_windows", lambda a, c: invert_windows(a, c.outputs), "read an element once for all windows that hold it", unscheduled_only=True),
     Rule("sum_over_elements", lambda a, c: sum_over_elements(a), "sum over the elements that a stride reaches, not over all places", unscheduled_only=True),
     Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),
     Rule("tanh_of_log1p", lambda a, c: tanh_of_log1p(a), "rewrite tanh(log1p(exp(a))) as a quotient"),

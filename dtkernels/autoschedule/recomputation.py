@@ -62,7 +62,7 @@ def _recomputes_sum(shape: SchedulingProblem, func: str, root: str, missing: tup
     ``root`` is written along, too long to hold, and each step would add them up.
     """
     over, own = reduction_labels(shape.algorithm, func), shape.algorithm[root].labels
-    if _leaves_few_programs(shape, func, root) or over and _is_read_in_windows(shape, func, root):
+    if _leaves_few_programs(shape, func, root) or _sums_to(shape, func) and _is_read_in_windows(shape, func, root):
         return True
     if missing and (sum_needs_own_kernel(shape, func, root, missing) or shape.tells_bounds(func) and (_elements(shape, missing) > WHOLE_SIDE or _elements(shape, over) > BLOCK)):
         return True
@@ -72,11 +72,18 @@ def _recomputes_sum(shape: SchedulingProblem, func: str, root: str, missing: tup
     return not set(over) & set(reduction_labels(shape.algorithm, root)) and terms > FEW and others > 1 and terms * others > BLOCK
 
 
+def _sums_to(shape: SchedulingProblem, func: str) -> bool:
+    """Return whether each element of ``func`` is a sum, or made from one of its own."""
+    own = set(shape.algorithm[func].labels)
+    return any(reduction_labels(shape.algorithm, f) and set(shape.algorithm[f].labels) == own for f in shape.algorithm.needed_by((func,)))
+
+
 def _is_read_in_windows(shape: SchedulingProblem, func: str, root: str) -> bool:
-    """Return whether the kernel of ``root`` reduces windows of ``func``, which would be recomputed at each position of each window."""
+    """Return whether the kernel of ``root`` reduces windows of ``func``, or of what is made from it, which would be recomputed at each position of each window."""
+    made = {f for f in shape.algorithm.needed_by((root,)) if f != root and func in shape.algorithm.needed_by((f,)) and set(shape.algorithm[f].labels) == set(shape.algorithm[func].labels)}
     for g in shape.algorithm.needed_by((root,)):
         reduced = set(reduction_labels(shape.algorithm, g))
-        places = (i for a in ex.accesses(shape.algorithm[g].expr) if a.tensor == func for i in a.index if not isinstance(i, ex.Label))
+        places = (i for a in ex.accesses(shape.algorithm[g].expr) if a.tensor in made for i in a.index if not isinstance(i, ex.Label))
         if any(ex.free_labels(i) & reduced and ex.free_labels(i) - reduced for i in places):
             return True
     return False

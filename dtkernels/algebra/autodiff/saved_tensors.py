@@ -393,8 +393,7 @@ def _compared(func: str, backward: Algorithm) -> bool:
     d = backward[func]
     if isinstance(d.expr, ex.Access) and d.expr.tensor in backward:
         return _compared(d.expr.tensor, backward)
-    parts = [n for f in backward.needed_by((func,)) for n in backward[f].expr.walk()]
-    if all(_is_selection(n) for n in parts):
+    if all(_is_selection(backward[f].expr) for f in backward.needed_by((func,))):
         return False
     tests = [n.children() for d in backward.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in ("==", "!=")]
     sides = [(a, b) for left, right in tests for a, b in ((left, right), (right, left)) if isinstance(a, ex.Access) and isinstance(b, ex.Access)]
@@ -408,15 +407,20 @@ def _selects_from(e: ex.Expr, func: str, backward: Algorithm) -> bool:
     return _is_selection(e) and all(_selects_from(child, func, backward) for child in e.children())
 
 
-def _is_selection(node: ex.Expr) -> bool:
-    """Return whether ``node`` selects one of its values without changing it."""
-    return (
-        isinstance(node, (ex.Access, ex.Const, ex.Label, ex.Len))
-        or isinstance(node, ex.Reduce) and node.kind in ("max", "min")
-        or isinstance(node, ex.Call) and node.fn in ("maximum", "minimum", "where")
-        or isinstance(node, ex.Binary) and node.op in ex.COMPARISONS
-        or isinstance(node, ex.Unary) and node.op == "-"
-    )  # fmt: skip
+def _is_selection(e: ex.Expr) -> bool:
+    """Return whether ``e`` selects one of its values without changing it."""
+    match e:
+        case ex.Access(_, index):
+            return not any(any(ex.accesses(i)) for i in index)
+        case ex.Const() | ex.Label() | ex.Len():
+            return True
+        case ex.Call("where", (condition, a, b)):
+            return (not any(ex.accesses(condition)) or _is_selection(condition)) and _is_selection(a) and _is_selection(b)
+        case ex.Reduce("max" | "min") | ex.Call("maximum" | "minimum") | ex.Unary("-"):
+            return all(map(_is_selection, e.children()))
+        case ex.Binary(op):
+            return op in ex.COMPARISONS and all(map(_is_selection, e.children()))
+    return False
 
 
 def _renamed(backward: Algorithm, func: str, output: str) -> Algorithm:

@@ -163,8 +163,8 @@ def _shortened(algorithm: Algorithm, d: Definition, total: ex.Reduce, strides: l
         phase = ex.Binary("%", moved if inverse == 1 else ex.Binary("*", ex.Const(inverse), moved), ex.Const(s.size))
         tap = ex.Binary("+", phase, _times(s.size, steps[s.r]))
         by: dict[ex.Expr, ex.Expr] = {s.condition: ex.Binary("<", tap, ex.Len(s.r))}
-        if s.dilation == 1:
-            by[ex.Binary("/", s.place, ex.Const(s.size))] = ex.Binary("-", ex.Binary("/", moved, ex.Const(s.size)), ex.Label(steps[s.r]))
+        first = moved if s.dilation == 1 else ex.Binary("-", moved, ex.Binary("*", ex.Const(s.dilation), phase))  # the same for all steps
+        by[ex.Binary("/", s.place, ex.Const(s.size))] = ex.Binary("-", ex.Binary("/", first, ex.Const(s.size)), _times(s.dilation, steps[s.r]))
         term = ex.substitute(replaced(term, by), {s.r: tap})
     new = replace(total, arg=term, labels=tuple(steps.get(k, k) for k in total.labels))
     result = replace(d, expr=d.expr.transform(lambda n: new if n == total else n))
