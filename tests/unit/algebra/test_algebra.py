@@ -33,9 +33,11 @@ from dtkernels.algebra.rules.exponentials.row_values import extract_row_values
 from dtkernels.algebra.rules.exponentials.shift_degree import FREE, Degree, degree
 from dtkernels.algebra.rules.exponentials.sum_exp_addends import extract_sum_exp_addends
 from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors, hoist_row_factors
+from dtkernels.algebra.rules.indices.inverted_windows import invert_windows
 from dtkernels.algebra.rules.indices.phases import separate_phases
 from dtkernels.algebra.rules.indices.remainders import pick_remainders
 from dtkernels.algebra.rules.indices.shared_groups import share_groups
+from dtkernels.algebra.rules.indices.strided_sums import sum_over_elements
 from dtkernels.algebra.rules.label_unification import unify_labels
 from dtkernels.algebra.rules.products.product_columns import sum_product_operands
 from dtkernels.algebra.rules.products.product_elements import make_picked_elements, sum_rows_first
@@ -125,6 +127,8 @@ RULES = {
     "move_masks_into_exponentials": (move_masks_into_exponentials, lambda a: move_masks_into_exponentials(a, outputs(a))),
     "extract_row_values": (extract_row_values, lambda a: extract_row_values(a)),
     "subtract_maxima": (subtract_maxima, lambda a: subtract_maxima(a, outputs(a))),
+    "invert_windows": (invert_windows, lambda a: invert_windows(a, outputs(a))),
+    "sum_over_elements": (sum_over_elements, lambda a: sum_over_elements(a)),
     "separate_phases": (separate_phases, lambda a: separate_phases(a)),
     "hoist_row_factors": (hoist_row_factors, lambda a: hoist_row_factors(a, outputs(a))),
     "nest_contractions": (nest_contractions, lambda a: nest_contractions(a)),

@@ -19,8 +19,10 @@ from ..condition_folding import fold_condition
 def invert_windows(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """Inline a Func that is read in windows, where its own indices then have fewer labels.
 
-    Before: ``e[x, r] = where(A[x + r] == m[x], d[x] / n[x], 0);  f[t] = rsum(where(t - r >= 0 and t - r < len(x), e[t - r, r], 0), r);``
-    After:  ``e_window[x] = d[x] / n[x];  f[t] = rsum(where(t - r >= 0 and t - r < len(x), where(A[t] == m[t - r], e_window[t - r], 0), 0), r);``
+    Before: ``e[x, r] = where(A[x + r] == m[x], d[x], 0);  f[t] = rsum(e[t - r, r], r);``
+    After:  ``e[x, r] = where(A[x + r] == m[x], d[x], 0);  f[t] = rsum(where(A[t] == m[t - r], d[t - r], 0), r);``
+
+    A part of ``e`` that is computed from a sum and lacks some of its labels becomes a Func, ``f_window[x] = d[x] / n[x]``.
     """
     taken = set(algorithm.names)
     definitions: list[Definition] = []
