@@ -47,6 +47,12 @@ FORMS = {
     "transposed conv1d": Form(
         "Func f; In A, W; Var b, o, x; RVar c, r; Extent x = (A[2] - 1) * 2 + W[2]; f[b, o, x] = rdot(where((x - r) % 2 == 0, A[b, c, (x - r) / 2], 0), W[c, o, r], c, r);",
         lambda A, W: F.conv_transpose1d(A, W, stride=2), {"A": (2, 5, 9), "W": (5, 4, 3)}),
+    "transposed conv2d, strided, dilated, padded": Form(
+        "Func f; In A, W; Var b, o, y, x; RVar c, r, s; Extent y = 3 * (A[2] - 1) + W[2] - 2; Extent x = 2 * (A[3] - 1) + 3 * (W[3] - 1) + 1 - 4; f[b, o, y, x] = rdot(where((y + 1 - r) % 3 == 0 and (x + 2 - 3 * s) % 2 == 0, A[b, c, (y + 1 - r) / 3, (x + 2 - 3 * s) / 2], 0), W[c, o, r, s], c, r, s);",
+        lambda A, W: F.conv_transpose2d(A, W, stride=(3, 2), padding=(1, 2), dilation=(1, 3)), {"A": (2, 5, 4, 5), "W": (5, 6, 5, 3)}),
+    "transposed depthwise conv1d": Form(
+        "Func f; In A, W; Var b, c, x; RVar r; Extent x = 3 * (A[2] - 1) + 2 * (W[1] - 1) + 1; f[b, c, x] = rsum(where((x - 2 * r) % 3 == 0, A[b, c, (x - 2 * r) / 3], 0) * W[c, r], r);",
+        lambda A, W: F.conv_transpose1d(A, W[:, None], stride=3, dilation=2, groups=A.shape[1]), {"A": (2, 5, 9), "W": (5, 4)}),
     "patches": Form(
         "Func f; In A, W; Var b, n, o; RVar c, r; Extent n = A[2] / 4; Extent r = 4; f[b, n, o] = rdot(A[b, c, 4 * n + r], W[o, c, r], c, r);",
         lambda A, W: F.conv1d(A, W, stride=4).mT, {"A": (2, 3, 21), "W": (5, 3, 4)}),
@@ -56,6 +62,9 @@ FORMS = {
     "max_pool2d, padded": Form(
         "Func u, v, f; In A; Var b, y, x, h, w; RVar r, s; Extent h = A[1]; Extent w = A[2]; Extent r = 3; Extent s = 3; Extent y = (h - 1) / 2 + 1; Extent x = (w - 1) / 2 + 1; u[h] = 1; v[w] = 1; f[b, y, x] = rmax(where(u[2 * y + r - 1] > 0 and v[2 * x + s - 1] > 0, A[b, 2 * y + r - 1, 2 * x + s - 1], -inf), r, s);",
         lambda A: F.max_pool2d(A, 3, 2, padding=1), {"A": (2, 6, 5)}),
+    "max_pool2d, strided, dilated, padded": Form(
+        "Func f; In A; Var b, y, x, h, w; RVar r, s; Extent h = A[1]; Extent w = A[2]; Extent r = 3; Extent s = 2; Extent y = (A[1] - 1) / 2 + 1; Extent x = A[2] - 1; f[b, y, x] = rmax(where(2 * y + r >= 1 and 2 * y + r < len(h) + 1 and x + 3 * s >= 1 and x + 3 * s < len(w) + 1, A[b, 2 * y + r - 1, x + 3 * s - 1], -inf), r, s);",
+        lambda A: F.max_pool2d(F.pad(A, (1, 1, 1, 1), value=-torch.inf), (3, 2), (2, 1), dilation=(1, 3)), {"A": (2, 6, 9)}),
     "avg_pool2d": Form(
         "Func f; In A; Var b, y, x; RVar r, s; Extent r = 2; Extent s = 3; Extent y = A[1] / 2; Extent x = A[2] / 3; f[b, y, x] = rmean(A[b, 2 * y + r, 3 * x + s], r, s);",
         lambda A: F.avg_pool2d(A, (2, 3)), {"A": (4, 9, 10)}),
