@@ -26,6 +26,7 @@ AT_ONCE = 5  #: programs of such steps that a multiprocessor holds
 STREAMED = 6  #: times the L2, the largest inputs of sums that are evicted first
 FEW = 8  #: times as many elements as a function is evaluated for, from which on its time does not matter
 PLACES = 512  #: of a block of windows
+SHALLOW = 16  #: elements of a window whose extent a kernel has as a constant, though inputs tell it
 UNROLLED = 8  #: places of a window that a loop takes at once, at most
 RUN = 256  #: bytes of rows side by side that columns are held of: at 64 channels of float32, runs of 64 bytes took 1.2 times as long
 
@@ -235,9 +236,10 @@ def _columns(size: int) -> int:
 
 
 def windows(shape: SchedulingProblem, reduced: Iterable[str], read: list[ex.Access]) -> tuple[str, ...]:
-    """Return the labels of windows, ``A[x + r]``, of constant extent: known to the compiler, their ends need no masks."""
+    """Return the labels of windows, ``A[x + r]``, of constant extent or a short one: known to the compiler, their ends need no masks."""
     beside = {x for a in read for i in a.index if len(ex.free_labels(i)) > 1 for x in ex.free_labels(i)}
-    return tuple(r for r in reduced if r in beside and shape.algorithm.constant_extent(r))
+    sums = {x for a in read for i in a.index if len(ex.free_labels(i)) > 1 and not any(ex.accesses(i)) for x in ex.free_labels(i)}
+    return tuple(r for r in reduced if r in beside and (shape.algorithm.constant_extent(r) or r in sums and shape.sizes[r] <= SHALLOW))
 
 
 def _looped_windows(taps: tuple[str, ...], read: list[ex.Access]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from ...algebra.operand_types import OperandTypes
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
+from ...lang.extents.index_bounds import size_of_dimension, stays_inside
 from ...lang.schedule import Program, Sizes, host
 from ...lang.schedule_checks import reduction_labels
 from ..ir import nest
@@ -389,7 +390,7 @@ class _Lowering:
                 return env[name]
             case ex.Access(tensor, index):
                 at = tuple(self.index_of(i, env, scope) for i in index)
-                checked = tuple(d for d, i in enumerate(index) if not self._is_in_range(tensor, d, i, at[d]))
+                checked = tuple(d for d, i in enumerate(index) if not self._is_in_range(tensor, d, i, at[d], env))
                 return self._access(tensor, at, scope, checked)
             case ex.Unary("-", ex.Const(value)):
                 return nest.Const(-value)
@@ -427,14 +428,23 @@ class _Lowering:
                 return Op("neg", (self.index_of(arg, env, scope),))
         return self.tile(expr, env, scope, {})
 
-    def _is_in_range(self, tensor: str, dim: int, index: ex.Expr, at: Tile) -> bool:
+    def _is_in_range(self, tensor: str, dim: int, index: ex.Expr, at: Tile, env: dict[str, Tile]) -> bool:
         """Return whether the masks of the axes keep ``at`` within the dimension; ``(2*x + r)/2`` is ``x``, whose extent may be another."""
         if isinstance(index, ex.Label):
-            return isinstance(at, Position) or any(at == parts_of(a, self.merged[a.label]).get(index.name) for a in _all_axes(at) if a.label in self.merged)
+            return isinstance(at, Position) or self._is_part(index.name, at)
         if not isinstance(at, Position):
-            return False
+            inside = all(self._is_own_position(x, env[x]) for x in ex.free_labels(index))
+            return inside and (size := size_of_dimension(self.algorithm, tensor, dim)) is not None and stays_inside(self.algorithm, index, size)
         own = (self.algorithm[tensor].labels if tensor in self.algorithm else self.algorithm.plain_labels(tensor))[dim]
         return own is not None and at.axis.label in self.algorithm.tied_labels(own)
+
+    def _is_part(self, label: str, at: Tile) -> bool:
+        """Return whether ``at`` is where a loop over ``label`` and others as one is along ``label``."""
+        return any(at == parts_of(a, self.merged[a.label]).get(label) for a in _all_axes(at) if a.label in self.merged)
+
+    def _is_own_position(self, label: str, at: Tile) -> bool:
+        """Return whether ``at`` runs through ``label`` itself, whose mask keeps it inside its extent."""
+        return isinstance(at, Position) and at.axis.label in self.algorithm.tied_labels(label) or self._is_part(label, at)
 
     def _access(self, tensor: str, index: tuple[Tile, ...], scope: Scope, checked: tuple[int, ...]) -> Tile:
         if tensor in self.fused and tensor in self.algorithm and tensor not in self.elsewhere and tensor not in self.summed:

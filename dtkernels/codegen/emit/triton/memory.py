@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ...ir import nest
@@ -26,6 +27,42 @@ if TYPE_CHECKING:
     from .kernel import _KernelPrinter
 
 LINE = 120
+
+
+def uniform_part(index: Tile) -> tuple[Tile, Tile] | None:
+    """Return what varies of a sum over a tile, and what is one number for all of it: ``x`` and ``s - 1`` of ``x + s - 1``; None where it has not both.
+
+    The pointer, or the bound of a mask, takes the number: the elements then have one address for all steps of a loop over ``s``.
+    """
+    if not nest.axes_of(index):
+        return None
+    addends = list(_addends(index, 1))
+    varying = [(sign, a) for sign, a in addends if nest.axes_of(a)]
+    single = [(sign, a) for sign, a in addends if not nest.axes_of(a)]
+    steps = any(isinstance(n, Position) for _, a in single for n in a.walk())
+    if not steps or not any(sign > 0 for sign, _ in varying):
+        return None
+    return _total(varying), _total(single)
+
+
+def _addends(index: Tile, sign: int) -> Iterator[tuple[int, Tile]]:
+    match index:
+        case Op("+" | "-" as op, (a, b)):
+            yield from _addends(a, sign)
+            yield from _addends(b, sign if op == "+" else -sign)
+        case Op("neg", (a,)):
+            yield from _addends(a, -sign)
+        case _:
+            yield sign, index
+
+
+def _total(addends: list[tuple[int, Tile]]) -> Tile:
+    """Return a sum, what is added before what is subtracted."""
+    first, *rest = sorted(addends, key=lambda a: a[0] < 0)
+    total = first[1] if first[0] > 0 else Op("neg", (first[1],))
+    for sign, a in rest:
+        total = Op("+" if sign > 0 else "-", (total, a))
+    return total
 
 
 ROW = 16  #: elements that rows of an aligned buffer are a multiple of: 16 bytes in any dtype
@@ -144,19 +181,25 @@ class MemoryPrinter:
 
     def _offsets(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...], known: dict[Tile, str] | None = None) -> str:
         """Return how far an element is from the first; ``known`` names what to print for some indices."""
-        parts = []
+        parts: list[str] = []
+        uniform: list[str] = []  #: what one number says for the whole tile, of indices that have such a part: it comes before what varies
         dims = self.k.dimensions(buffer)
         runs = merged_runs(index)
+        apart = {n: sides for n, i in enumerate(index) if n not in runs and not (known or {}).get(i) and (sides := uniform_part(i))}
         for n, (i, d) in enumerate(zip(index, dims), 1):
             if (run := runs.get(n - 1)) is not None:
                 if run.last == n - 1:
                     parts.append(self._merged(buffer, run, index, dims, axes))
                 continue
+            if (sides := apart.get(n - 1)) is not None:
+                uniform.append(f"tl.cast({self.k.expr.text(sides[1], ())}, INDEX) * {buffer}_stride_{d}")
+                i = sides[0]
             text = (known or {}).get(i) or self._index(i, axes, n == len(index))
             text = f"{text} * {buffer}_stride_{d}" if isinstance(i, Position) else f"({text}) * {buffer}_stride_{d}"
             single = isinstance(i, Position) and i.axis.scalar
-            parts.append(f"tl.multiple_of({text}, {ROW})" if single and buffer in self.aligned else text)
-        return " + ".join(parts)
+            text = f"tl.multiple_of({text}, {ROW})" if single and buffer in self.aligned else text
+            (uniform if apart and not nest.axes_of(i) else parts).append(text)
+        return " + ".join((*uniform, *parts))
 
     def _merged(self, buffer: str, run: Run, index: tuple[Tile, ...], dims: tuple[str, ...], axes: tuple[Axis, ...]) -> str:
         """Return the offset along dimensions that one label counts together: where they follow each other in memory, that of one dimension."""
@@ -196,9 +239,10 @@ class MemoryPrinter:
         single = [f"{a.name}_ok" for a in involved if a.scalar]
         for d in checked:
             self.k.bounds[(buffer, d)] = None
-            text = self.k.expr.text(index[d], axes)
-            parts = [] if never_negative(index[d]) else [f"({text} >= 0)"]
-            parts.append(f"({text} < {buffer}_size_{d})")
+            varying, shift = uniform_part(index[d]) or (index[d], None)
+            text = self.k.expr.text(varying, axes)
+            parts = [] if never_negative(index[d]) else [f"({text} >= {self._shifted('0', shift)})"]
+            parts.append(f"({text} < {self._shifted(f'{buffer}_size_{d}', shift)})")
             (tiles if nest.axes_of(index[d]) else single).extend(parts)
         if only is not None:
             truth = "" if is_boolean(only) else " != 0"  # a loaded element is true where it is not 0
@@ -209,6 +253,10 @@ class MemoryPrinter:
         if single and shape:  # nor, from Triton 3.9 on, spread one over a tile
             return f"tl.full({self._shape(tuple(shape))}, {' & '.join(single)}, tl.int32) != 0"
         return " & ".join(tiles + single)
+
+    def _shifted(self, bound: str, shift: Tile | None) -> str:
+        """Return a bound less a number, which is subtracted once rather than added to each element that is compared."""
+        return f"{bound} - ({self.k.expr.text(shift, ())})" if shift is not None else bound
 
     def _call(self, depth: int, head: str, args: list[str], tail: str = "") -> None:
         line = f"{head}({', '.join(args)}){tail}"
