@@ -178,7 +178,7 @@ def _tiled(
     fields: dict[str, Any] = {
         "merged": tuple(m for side in (row, column, summed) for m in side.merged),
         "staged": copies,
-        "constants": taps if summed.merged and not described else (),
+        "constants": () if described else taps,
         "approximations": (("rdot", ""),) if tripled else (),
         "grouped": None if slides else (row.name, column.name, GROUP),
         "descriptors": described,
