@@ -20,7 +20,7 @@ from ...cost.kernel_config import KernelConfig, Sizes
 from ...cost.kernel_work import WARPS
 from ...cost.outline import paired_terms
 from ...problem import SchedulingProblem
-from ..reduction import loaded_accesses, reread, row_tiles, stores_while_reducing
+from ..reduction import loaded_accesses, reread, row_tiles, stores_while_reducing, thread_elements
 
 ELEMENTS, PLAIN = (2048, 4096, 8192, 16384, 32768), (1024, 4096, 16384)  #: of a tile, and of one without reductions, whose shape matters little
 #: the same of a kernel that has few elements for each thread that the GPU runs at once, and elements of a thread there: 1203 rows of 51 took 7.5 us in blocks of
@@ -36,13 +36,14 @@ STAGES, STEPS = 3, 4  #: of a loop that loads ahead, and its fewest steps
 def tile_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
     """Yield a schedule for each shape of tiles of a kernel that moves memory."""
     usual = row_tiles(shape, root, members)
+    most = thread_elements(shape, root, loaded_accesses(shape, root, members))
     passing = stores_while_reducing(shape, root, members)
     for sizes in dict.fromkeys(_tiles(shape, root, members, usual)):
         tile = dict(sizes)
         blocks = tuple((x, tile[x]) for x, _ in usual.blocks)
         again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
         evicted = tuple((t, "reread") for t in again) or tuple((t, policy) for t, policy in usual.evictions if policy == "first")
-        made = replace(usual, blocks=blocks, tiles=sizes, persistent=False, stages_of=(), split=(), evictions=evicted, num_warps=_warps(shape, sizes)[0])
+        made = replace(usual, blocks=blocks, tiles=sizes, persistent=False, stages_of=(), split=(), evictions=evicted, num_warps=_warps(shape, sizes, most)[0])
         split = next(_splits(shape, root, made))
         yield replace(made, split=split) if split else made
 
@@ -51,10 +52,10 @@ def variants(shape: SchedulingProblem, root: str, members: list[str], made: Kern
     """Yield schedules of the same tiles by other numbers of warps and parts, and with loops that load ahead."""
     if paired_terms(shape.known.funcs[root]):  # their tiles are of few useful shapes
         return
-    few = _is_short(shape, root)
+    few, most = _is_short(shape, root), thread_elements(shape, root, loaded_accesses(shape, root, members))
     for split in _splits(shape, root, made):
         for stages in _ahead(shape, made, split):
-            for warps in _warps(shape, made.tiles, (*EACH, *SPREAD) if few else EACH):
+            for warps in _warps(shape, made.tiles, most, (*EACH, *SPREAD) if few else EACH):
                 yield replace(made, num_warps=warps, split=split, stages_of=stages)
 
 
@@ -65,9 +66,10 @@ def _is_short(shape: SchedulingProblem, root: str) -> bool:
     return math.prod(shape.sizes[x] for x in labels) <= FEW * threads
 
 
-def _warps(shape: SchedulingProblem, sizes: Sizes, elements_each: tuple[int, ...] = EACH) -> list[int]:
+def _warps(shape: SchedulingProblem, sizes: Sizes, most: int, elements_each: tuple[int, ...] = EACH) -> list[int]:
+    """Return numbers of warps, the usual one first; a thread has no more than ``most`` elements."""
     elements = math.prod(size or next_power_of_two(shape.sizes[x]) for x, size in sizes)
-    return list(dict.fromkeys(min(MOST_WARPS, max(1, elements // (each * shape.target.warp_size))) for each in elements_each))
+    return list(dict.fromkeys(min(MOST_WARPS, max(1, elements // (min(each, most) * shape.target.warp_size))) for each in elements_each))
 
 
 def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: KernelConfig) -> Iterator[Sizes]:
