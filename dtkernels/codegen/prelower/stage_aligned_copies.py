@@ -17,6 +17,8 @@ arithmetic indexes the other dimensions::
     A_rows[A_1, c] = A[c, A_1];
     f[o, x] = rdot(A_rows[x + r, c], W[o, c, r], c, r);
 
+A dimension that is read in windows beyond its ends has room for these in the copy, filled with zeros, so that no load needs a mask (window_margins.py).
+
 Loads of 16 bytes and tensor descriptors then work even where the caller's layout prevents them. Kernels that stage the same input share one
 copy. A Func that another kernel computes needs none: ``f.stage(g)`` is ``g.align()``.
 
@@ -35,6 +37,7 @@ from ...lang.errors import DTError
 from ...lang.schedule import Bare, Evict, Merge, Names, Primitive, Program, Schedule, Sized, Sizes, Stage
 from ...lang.schedule_checks import labels_in_kernel, reduction_labels
 from .kernel_partition import funcs_in_kernel
+from .window_margins import Margin, copied_windows
 from .partial_sums import free_name
 
 LOG2_E = ex.Const(math.log2(math.e))
@@ -46,29 +49,30 @@ def stage_aligned_copies(program: Program) -> Program:
     """Replace each ``stage`` in ``program`` by a Func that copies the input it names."""
     asked = [p for p in program.schedule.primitives if isinstance(p, Stage)]
     known: dict[tuple[str, bool, str], str] = {}
+    margins = {(tensor, along): copied_windows(program, tensor, along) for p in asked for tensor, along in p.copies if along}
     for p in asked:
         for tensor, along in p.copies:
-            program = _stage(program, p, tensor, along, known)
+            program = _stage(program, p, tensor, along, known, margins.get((tensor, along), {}))
     return replace(program, schedule=Schedule(tuple(p for p in program.schedule.primitives if p.name != "stage"))) if asked else program
 
 
-def _stage(program: Program, p: Primitive, tensor: str, along: str, known: dict[tuple[str, bool, str], str]) -> Program:
+def _stage(program: Program, p: Primitive, tensor: str, along: str, known: dict[tuple[str, bool, str], str], margins: dict[int, Margin]) -> Program:
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
     if tensor in algorithm:
         return _aligned(program, p, tensor)
     members = funcs_in_kernel(program, p.func)
-    algorithm, own = _own_labels(algorithm, p, tensor, along)
+    algorithm, own = _own_labels(algorithm, p, tensor, along, margins)
     order = tuple(sorted(range(len(own)), key=lambda d: own[d] == along))  # stable: the label asked for comes last
     shift = _read_as_shift(tensor, algorithm, members) if not along else None
     name, made = _copy_of(tensor, shift is not None, along, program, known)
-    plain = ex.Access(tensor, tuple(ex.Label(label) for label in own))
+    plain = ex.Access(tensor, tuple(margins[d].read(label) if d in margins else ex.Label(label) for d, label in enumerate(own)))
     labels = tuple(own[d] for d in order)
     copy = Definition(name, labels, algorithm.as_in_memory(plain) if shift is None else ex.Binary("*", shift, LOG2_E))
 
     def change(node: ex.Expr) -> ex.Expr:
         match node:
             case ex.Access(other, index) if other == tensor:
-                return replace(node, tensor=name, index=tuple(index[d] for d in order))
+                return replace(node, tensor=name, index=tuple(margins[d].moved(index[d]) if d in margins else index[d] for d in order))
             case ex.Call("exp", (ex.Binary("-", x, s),)) if shift is not None and is_shift(s) and next(ex.accesses(s)).tensor == name:
                 return ex.Call("exp2", (ex.Binary("-", ex.Binary("*", x, LOG2_E), next(ex.accesses(s))),))
         return node
@@ -85,16 +89,19 @@ def _stage(program: Program, p: Primitive, tensor: str, along: str, known: dict[
     return replace(program, algorithm=algorithm, schedule=new)
 
 
-def _own_labels(algorithm: Algorithm, p: Primitive, tensor: str, along: str) -> tuple[Algorithm, tuple[str, ...]]:
+def _own_labels(algorithm: Algorithm, p: Primitive, tensor: str, along: str, margins: dict[int, Margin]) -> tuple[Algorithm, tuple[str, ...]]:
     """Return the labels of a copy's dimensions, those of the input; a dimension that arithmetic indexes gets one of its own if other rows are asked for."""
     numbers = [t for t in algorithm.inputs if t not in algorithm.integer_inputs()]  # a copy can hold these
     if tensor not in numbers:
         raise DTError("stage names an input of numbers", found=f"{tensor}, whose elements stand in an index", allowed=", ".join(numbers) or "none", at=p.pos)
     labels = algorithm.plain_labels(tensor)
     if along:
-        for d in (d for d, label in enumerate(labels) if label is None or label in labels[:d]):
-            fresh = free_name(f"{tensor}_{d}", algorithm)
-            algorithm = replace(algorithm, vars=(*algorithm.vars, fresh), extents=(*algorithm.extents, (fresh, tensor, d)))
+        for d in (d for d, label in enumerate(labels) if label is None or label in labels[:d] or d in margins):
+            fresh = margins[d].label if d in margins and margins[d].label in algorithm.names else free_name(margins[d].label if d in margins else f"{tensor}_{d}", algorithm)
+            if d not in margins:
+                algorithm = replace(algorithm, vars=(*algorithm.vars, fresh), extents=(*algorithm.extents, (fresh, tensor, d)))
+            elif fresh not in algorithm.names:
+                algorithm = replace(algorithm, vars=(*algorithm.vars, fresh), formulas=(*algorithm.formulas, (fresh, margins[d].extent)))
             labels = (*labels[:d], fresh, *labels[d + 1 :])
     if not _are_distinct_labels(labels):
         allowed = ", ".join(t for t in numbers if _are_distinct_labels(algorithm.plain_labels(t))) or "none: it has no such"

@@ -15,12 +15,17 @@ Form = dict[ex.Expr | None, int]  #: a size, or a quotient of sizes -> its facto
 
 def stays_inside(algorithm: Algorithm, index: ex.Expr, size: ex.Expr) -> bool:
     """Return whether a sum of labels is at least 0 and less than ``size`` wherever its labels are inside their extents."""
-    form = dict(_addends(index, 1))
-    if not all(atom is None or isinstance(atom, ex.Label) for atom in form) or len(form) < len(list(_addends(index, 1))):
+    form = _sum(*({atom: times} for atom, times in _addends(index, 1, False)))
+    if not all(atom is None or isinstance(atom, (ex.Label, ex.Len)) for atom in form):
         return False
-    least = _largest(algorithm, {atom: -times for atom, times in form.items()})
-    most = _largest(algorithm, form)
-    return _never_positive(least) and most is not None and _never_positive(_sum(most, _form(size, -1), {None: 1}))
+    return any(_is_inside(algorithm, form, size, rounded) for rounded in (False, True))
+
+
+def _is_inside(algorithm: Algorithm, form: Form, size: ex.Expr, rounded: bool) -> bool:
+    """``rounded``: quotients of sizes count as the numbers that they are rounded down from, where that is more."""
+    least = _largest(algorithm, {atom: -times for atom, times in form.items()}, rounded)
+    most = _largest(algorithm, form, rounded)
+    return _never_positive(least) and most is not None and _never_positive(_sum(most, _form(size, -1, rounded), {None: 1}))
 
 
 def size_of_dimension(algorithm: Algorithm, tensor: str, dim: int) -> ex.Expr | None:
@@ -34,38 +39,38 @@ def _extent(algorithm: Algorithm, label: str) -> ex.Expr | None:
     return algorithm.plain_extent(label) or next(iter(algorithm.extent_formulas(label)), None)
 
 
-def _largest(algorithm: Algorithm, form: Form) -> Form | None:
-    """Return an upper bound of a sum of labels, in terms of sizes; None where the extent of one is not known."""
+def _largest(algorithm: Algorithm, form: Form, rounded: bool) -> Form | None:
+    """Return an upper bound of a sum of labels and extents, in terms of sizes; None where an extent is not known."""
     total: Form = {}
     for atom, times in form.items():
-        if not isinstance(atom, ex.Label):
-            total = _sum(total, {atom: times})
-        elif times > 0:
-            extent = _extent(algorithm, atom.name)
+        if atom is None:
+            total = _sum(total, {None: times})
+        elif times > 0 or isinstance(atom, ex.Len):
+            extent = _extent(algorithm, atom.label if isinstance(atom, ex.Len) else atom.name)  # type: ignore[attr-defined]
             if extent is None:
                 return None
-            total = _sum(total, _form(extent, times), {None: -times})
+            total = _sum(total, _form(extent, times, rounded), {None: 0 if isinstance(atom, ex.Len) else -times})
     return total
 
 
-def _form(e: ex.Expr, times: int) -> Form:
-    """Return a number of times an extent, or more than that: quotients are rounded down."""
-    return _sum(*({atom: n} for atom, n in _addends(e, times)))
+def _form(e: ex.Expr, times: int, rounded: bool) -> Form:
+    """Return a number of times an extent, or more than that if ``rounded``."""
+    return _sum(*({atom: n} for atom, n in _addends(e, times, rounded)))
 
 
-def _addends(e: ex.Expr, times: int) -> Iterator[tuple[ex.Expr | None, int]]:
+def _addends(e: ex.Expr, times: int, rounded: bool) -> Iterator[tuple[ex.Expr | None, int]]:
     match e:
         case ex.Const(value) if type(value) is int:
             yield None, times * value
         case ex.Unary("-", a):
-            yield from _addends(a, -times)
+            yield from _addends(a, -times, rounded)
         case ex.Binary("+" | "-" as op, a, b):
-            yield from _addends(a, times)
-            yield from _addends(b, times if op == "+" else -times)
+            yield from _addends(a, times, rounded)
+            yield from _addends(b, times if op == "+" else -times, rounded)
         case ex.Binary("*", ex.Const(value), a) | ex.Binary("*", a, ex.Const(value)) if type(value) is int:
-            yield from _addends(a, times * value)
-        case ex.Binary("/", a, ex.Const(value)) if type(value) is int and value > 0 and times > 0 and times % value == 0:
-            yield from _addends(a, times // value)
+            yield from _addends(a, times * value, rounded)
+        case ex.Binary("/", a, ex.Const(value)) if rounded and type(value) is int and value > 0 and times > 0 and times % value == 0:
+            yield from _addends(a, times // value, rounded)
         case _:
             yield e, times
 
