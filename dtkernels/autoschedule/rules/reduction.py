@@ -91,7 +91,8 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     more["evictions"] = tuple((t, "reread") for t in again if not loose) or (() if again else read_once(shape, root, members, read))
     more |= {"constants": taps, "unrolled": tuple((r, min(UNROLLED, shape.sizes[r])) for r in loops if len(taps) == 1)}
     held = _warps(width, bool(reduced), not labels, prefetches, min(32, 1024 // shape.target.warp_size))
-    warps = max(4, min(32, width // (shape.target.warp_size * thread_elements(shape, root, read)))) if loops and {*reduced} == {*loops} else 4 if passing else 8 if loose and width == LOOSE_STEP else held
+    of_windows = max(4, min(32, width // (shape.target.warp_size * thread_elements(shape, root, read))))
+    warps = of_windows if loops and {*reduced} == {*loops} else 4 if passing else 8 if loose and width == LOOSE_STEP else held
     return shape.config(root, block, tile, warps, 3, share=2 if passing else 8, approximations=approximations(shape, members), **more)
 
 

@@ -37,8 +37,8 @@ from ...lang.errors import DTError
 from ...lang.schedule import Bare, Evict, Merge, Names, Primitive, Program, Schedule, Sized, Sizes, Stage
 from ...lang.schedule_checks import labels_in_kernel, reduction_labels
 from .kernel_partition import funcs_in_kernel
-from .window_margins import Margin, copied_windows
 from .partial_sums import free_name
+from .window_margins import Margin, copied_windows
 
 LOG2_E = ex.Const(math.log2(math.e))
 ROWS, COLUMNS = 4, 256  #: block of a copy: 16 bytes a thread, with little waste past the end of a row

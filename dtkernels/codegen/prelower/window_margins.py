@@ -58,7 +58,8 @@ def copied_windows(program: Program, tensor: str, along: str) -> dict[int, Margi
 
 def _margin(algorithm: Algorithm, label: str, window: ex.Expr) -> Margin | None:
     """Return the margin for a sum of labels."""
-    first, extent = ZERO, ex.Const(1)
+    first: ex.Expr = ZERO
+    extent: ex.Expr = ex.Const(1)
     for atom, times in linear_form(window).items():
         if atom is None:
             first = _sum(first, ex.Const(times))
@@ -66,7 +67,7 @@ def _margin(algorithm: Algorithm, label: str, window: ex.Expr) -> Margin | None:
             return None
         elif times:
             steps = ex.Binary("-", ex.Len(atom.name), ex.Const(1))
-            reach = steps if abs(times) == 1 else ex.Binary("*", ex.Const(abs(times)), steps)
+            reach: ex.Expr = steps if abs(times) == 1 else ex.Binary("*", ex.Const(abs(times)), steps)
             extent = ex.Binary("+", extent, reach)
             first = _sum(first, negate(reach)) if times < 0 else first
     return Margin(label, first, extent)

@@ -133,7 +133,7 @@ class _Inverter:
             whole = {a.left for a in known if isinstance(a, ex.Binary) and a.op == "==" and a.right == ZERO}
             if index:
                 return _linear(e, whole)
-            return replace(e, left=_linear(e.left, whole), right=_linear(e.right, whole))  # type: ignore[attr-defined]
+            return replace(e, left=_linear(e.left, whole), right=_linear(e.right, whole))  # type: ignore[attr-defined, call-arg]
         return e.rebuild(lambda child: self._simplified(child, known, isinstance(e, ex.Access)))
 
 

@@ -109,4 +109,4 @@ def _summed(node: Sum, s: _Stride, step: str, algorithm: Algorithm) -> ex.Expr:
     vanishes = any(isinstance(f, ex.Access) and f.tensor in algorithm.inputs and ex.Label(s.x) in f.index for f in _factors(node))
     by: dict[ex.Expr, ex.Expr] = {s.quotient: ex.Label(step), s.condition: ex.Const(True) if vanishes else outside, ex.Label(s.x): place}
     labels = tuple(step if x == s.x else x for x in node.labels)
-    return replace(replaced(node, by), labels=labels)  # type: ignore[return-value]
+    return replace(replaced(node, by), labels=labels)  # type: ignore[call-arg]
