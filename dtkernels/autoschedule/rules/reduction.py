@@ -91,8 +91,7 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     more["evictions"] = tuple((t, "reread") for t in again if not loose) or (() if again else read_once(shape, root, members, read))
     more |= {"constants": taps, "unrolled": tuple((r, min(UNROLLED, shape.sizes[r])) for r in loops if len(taps) == 1)}
     held = _warps(width, bool(reduced), not labels, prefetches, min(32, 1024 // shape.target.warp_size))
-    of_windows = max(4, min(32, width // (shape.target.warp_size * thread_elements(shape, root, read))))
-    warps = of_windows if loops and {*reduced} == {*loops} else 4 if passing else 8 if loose and width == LOOSE_STEP else held
+    warps = _window_warps(shape, root, read, width) if loops and {*reduced} == {*loops} else 4 if passing else 8 if loose and width == LOOSE_STEP else held
     return shape.config(root, block, tile, warps, 3, share=2 if passing else 8, approximations=approximations(shape, members), **more)
 
 
@@ -252,6 +251,11 @@ def _looped_windows(taps: tuple[str, ...], read: list[ex.Access]) -> tuple[str, 
     """
     along = {x for a in read if a.index and len(ex.free_labels(a.index[-1])) > 1 for x in ex.free_labels(a.index[-1])}
     return taps if len(taps) > 1 else tuple(r for r in taps if r not in along)
+
+
+def _window_warps(shape: SchedulingProblem, root: str, read: list[ex.Access], width: int) -> int:
+    """Return the warps of a program that goes over windows one place after another."""
+    return max(4, min(32, width // (shape.target.warp_size * thread_elements(shape, root, read))))
 
 
 def thread_elements(shape: SchedulingProblem, root: str, read: list[ex.Access]) -> int:
