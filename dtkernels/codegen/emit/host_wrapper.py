@@ -11,7 +11,7 @@ from ...lang.algorithm import Algorithm
 from ...lang.errors import DTError
 from ...lang.extents.formulas import inputs_of, source_of
 from ...lang.extents.sources import source_text
-from ...lang.schedule import Program
+from ...lang.schedule import Merge, Program
 from ..analysis.buffer_reuse import reused_buffers
 from ..analysis.dtype_propagation import product_inputs, value_inputs
 from ..analysis.empty_loops import written_inside
@@ -45,6 +45,7 @@ class Wrapper:
         self.algorithm: Algorithm = program.algorithm
         self.counted = {label: (other, size) for label, other, size in program.counted}
         self.pieces = program.pieces
+        self.merged = {p.label: p.parts for p in program.schedule.primitives if isinstance(p, Merge)}
         self.accumulated = {a.func: a for a in program.accumulated}
         self.copied = {a.result: a.func for a in program.accumulated if a.plain}  #: results of float32 that are the sum itself
         self.aligned = {p.func for p in program.schedule.primitives if p.name == "align"}
@@ -140,11 +141,14 @@ class Wrapper:
         lines = [f"    size_{p.whole}, {whole} = {size}, {names}"]
         lines += [f"    for size_{p.first} in range(0, max(size_{p.whole}, 1), {p.size}):"]
         lines += [f"        {size} = min({p.size}, size_{p.whole} - size_{p.first})"]
+        merged = {label: " * ".join(f"size_{x}" for x in parts) for label, parts in self.merged.items() if p.label in parts}
+        lines += [f"        size_{label} = {product}" for label, product in merged.items()]
         for name, kept, dims in views:
             lines.append(f"        {name} = piece({name}{suffix}, {dims}, {0 if kept else f'size_{p.first}'}, {size})")
         for k in kernels:
             lines += textwrap.indent("\n".join(self._launch(k)), "    ").split("\n")
-        return [*lines, f"    {size}, {names} = size_{p.whole}, {whole}"]
+        lines.append(f"    {size}, {names} = size_{p.whole}, {whole}")
+        return [*lines, *(f"    size_{label} = {product}" for label, product in merged.items())]
 
     def _computed_along(self, kernels: Sequence[Kernel], needed: set[str]) -> set[str]:
         """Return the Funcs besides ``needed`` whose kernels run.

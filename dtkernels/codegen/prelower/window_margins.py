@@ -32,7 +32,8 @@ class Margin:
 
     def read(self, label: str) -> ex.Expr:
         """Return the place in the input of an element of the copy."""
-        return _sum(ex.Label(label), self.first)
+        place = _sum(ex.Label(label), self.first)
+        return ex.Binary("+", place, ZERO) if isinstance(place, ex.Label) else place  # a bare label would have the extent of the input
 
     def moved(self, index: ex.Expr) -> ex.Expr:
         """Return the place in the copy of what is at ``index`` in the input."""

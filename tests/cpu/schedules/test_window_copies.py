@@ -50,3 +50,21 @@ def test_readers_share_a_copy_that_holds_what_each_needs():
 def test_readers_whose_margins_differ_have_masks():
     text = SHARED.replace("A[b, c, t]", "A[b, c, t + 3]") + TILED + TILED.replace("f.", "g.").replace("W:c", "V:c").replace("p", "q").replace("x", "t") + " f.compile(); g.compile();"
     check(text, *random((2, 18, 11), (18, 17, 3), (18, 17)))
+
+
+PHASES = "Func g, f; In A, W; Var p, b, o, t, x; RVar c, q; Extent p = 2; Extent x = 2 * (A[2] - 1) + W[2]; Extent t = (2 * (A[2] - 1) + W[2] - 1) / 2 + 1; Extent q = (W[2] - 1) / 2 + 1; g[p, b, o, t] = rdot(A[b, c, t - q], W[c, o, p + 2 * q], c, q); f[b, o, x] = g[x % 2, b, o, x / 2]; "
+
+
+@pytest.mark.parametrize("taps", [1, 2, 3, 4])
+def test_phases_are_columns_whose_last_taps_may_lie_beyond_the_weights(taps):
+    tiled = "g.merge(m, b, t); g.merge(n, p, o); g.block(m:16, n:16); g.tensorize(m:16, n:16, c:16); g.stage(A:c, W:c);"
+    check(PHASES + tiled, *random((2, 18, 5), (18, 5, taps)))
+
+
+CHUNKED = "Func d, f; In A, W, V; Var b, o, y, x; RVar c, r; Extent y = A[2] + 2 - W[1] + 1; d[b, c, y, x] = rsum(A[b, c, y + r - 1, x] * W[c, r], r); f[b, o, y, x] = rdot(d[b, c, y, x], V[o, c], c); "
+
+
+@pytest.mark.parametrize("size", [2, 3, 16])
+def test_labels_merged_with_one_that_is_cut_into_pieces_have_the_extent_of_the_piece(size):
+    tiled = "f.merge(p, y, x); f.block(b:1, o:16, p:16); f.tensorize(b:1, o:16, p:16, c:16); "
+    check(CHUNKED + tiled + f"d.chunk(y:{size});", *random((2, 17, 7, 5), (17, 3), (18, 17)))

@@ -1,0 +1,58 @@
+# ruff: noqa: E501 (programs read best on one line)
+"""What gradients of windows become: plain products, and sums that read an element once. Torch is not needed."""
+
+from dtkernels.algebra.autodiff.gradient import gradient
+from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
+from dtkernels.lang import parse
+
+
+def lowered(text: str, *wanted: str, inputs: bool = False) -> dict[str, str]:
+    """The definitions of the backward of ``f`` as they are lowered, by name; with ``inputs`` also those that it reads."""
+    algorithm = parse(text).algorithm
+    made = gradient(differentiable_form(algorithm, ("f",)), ("f",), wanted)
+    backward = prepare_algorithm(made.backward, tuple(made.grads.values()))
+    return {d.name: str(d).rstrip(";") for d in backward.definitions} | ({"inputs": ", ".join(backward.inputs)} if inputs else {})
+
+
+STRIDED = "Func f; In A, W; Var b, o, x; RVar c, r; Extent x = 2 * (A[2] - 1) + 2 * (W[2] - 1) + 1 - 2; f[b, o, x] = rdot(where((x + 1 - 2 * r) % 2 == 0, A[b, c, (x + 1 - 2 * r) / 2], 0), W[c, o, r], c, r);"
+APART = "Func f; In A, W; Var b, o, y, x; RVar c, r, s; Extent y = 3 * (A[2] - 1) + W[2]; Extent x = 2 * (A[3] - 1) + W[3]; f[b, o, y, x] = rdot(where((y - r) % 3 == 0 and (x - s) % 2 == 0, A[b, c, (y - r) / 3, (x - s) / 2], 0), W[c, o, r, s], c, r, s);"
+
+
+def test_a_strided_transposed_convolution_has_plain_products_as_gradients():
+    assert lowered(STRIDED, "A", "W") == {
+        "d_A": "d_A[b, c, A_2] = rdot(d_f[b, o, 2 * A_2 - 1 + 2 * r], W[c, o, r], o, r)",
+        "d_W": "d_W[c, o, r] = rdot(d_f[b, o, 2 * x_step - 1 + 2 * r], A[b, c, x_step], b, x_step)",
+    }
+
+
+def test_strides_that_leave_taps_out_are_decided_in_each_dimension():
+    assert lowered(APART, "A", "W") == {
+        "d_A": "d_A[b, c, A_2, A_3] = rdot(d_f[b, o, 3 * A_2 + r, 2 * A_3 + s], W[c, o, r, s], o, r, s)",
+        "d_W": "d_W[c, o, r, s] = rdot(d_f[b, o, 3 * y_step + r, 2 * x_step + s], A[b, c, y_step, x_step], b, y_step, x_step)",
+    }
+
+
+POOL = "Func f; In A; Var c, x, v; RVar r; Extent r = 8; Extent v = A[1]; Extent x = A[1] - 13; f[c, x] = rmax(where(x + 3 * r >= 4 and x + 3 * r < len(v) + 4, A[c, x + 3 * r - 4], -inf), r);"
+
+
+def test_the_gradient_of_a_maximum_over_windows_reads_the_stored_maximum_and_each_element_once():
+    found = lowered(POOL, "A", inputs=True)
+    assert found["d_A"] == "d_A[c, A_1] = rsum(where(A[c, A_1] == f[c, A_1 - 3 * r + 4], d_A_window[c, A_1 - 3 * r + 4], 0), r)"
+    assert found["d_A_window"] == "d_A_window[c, x] = d_f[c, x] / d_f_term_sum[c, x]" and found["inputs"] == "A, d_f, f"
+
+
+def test_a_maximum_of_computed_terms_is_made_again():
+    """Forward may return it with another rounding."""
+    found = lowered(POOL.replace("A[c, x + 3 * r - 4], -inf", "exp(A[c, x + 3 * r - 4]), -inf"), "A", inputs=True)
+    assert "f" not in found["inputs"].split(", ")
+
+
+def test_phases_that_read_the_same_elements_differ_in_the_weights_alone():
+    algorithm = prepare_algorithm(parse(APART).algorithm, ("f",))
+    product = str(algorithm["f_phases"]).rstrip(";")
+    assert product == "f_phases[y_phase, x_phase, b, o, y_step, x_step] = rdot(A[b, c, y_step - r_step, x_step - s_step], W[c, o, y_phase + 3 * r_step, x_phase + 2 * s_step], c, r_step, s_step)"
+
+
+def test_phases_whose_elements_lie_apart_keep_their_conditions():
+    text = "Func f; In A, W; Var b, o, x; RVar c, r; Extent x = 3 * (A[2] - 1) + 2 * (W[2] - 1) + 1; f[b, o, x] = rdot(where((x - 2 * r) % 3 == 0, A[b, c, (x - 2 * r) / 3], 0), W[c, o, r], c, r);"
+    assert "where(x_phase * 2 % 3 + 3 * r_step < len(r), " in str(prepare_algorithm(parse(text).algorithm, ("f",))["f_phases"])
