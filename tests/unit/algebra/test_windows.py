@@ -47,10 +47,16 @@ def test_a_maximum_of_computed_terms_is_made_again():
     assert "f" not in found["inputs"].split(", ")
 
 
-def test_phases_that_read_the_same_elements_differ_in_the_weights_alone():
-    algorithm = prepare_algorithm(parse(APART).algorithm, ("f",))
-    product = str(algorithm["f_phases"]).rstrip(";")
+def test_phases_of_equally_many_terms_differ_in_the_weights_alone():
+    text = APART.replace("Extent y =", "Extent r = 3; Extent s = 4; Extent y =")
+    product = str(prepare_algorithm(parse(text).algorithm, ("f",))["f_phases"]).rstrip(";")
     assert product == "f_phases[y_phase, x_phase, b, o, y_step, x_step] = rdot(A[b, c, y_step - r_step, x_step - s_step], W[c, o, y_phase + 3 * r_step, x_phase + 2 * s_step], c, r_step, s_step)"
+
+
+def test_phases_of_unequally_many_terms_keep_their_condition():
+    """An infinity beside a term that is not there makes no NaN."""
+    text = APART.replace("Extent y =", "Extent r = 3; Extent s = 3; Extent y =")
+    assert "where(x_phase + 2 * s_step < len(s), A[" in str(prepare_algorithm(parse(text).algorithm, ("f",))["f_phases"])
 
 
 def test_phases_whose_elements_lie_apart_keep_their_conditions():

@@ -47,9 +47,11 @@ def separate_phases(algorithm: Algorithm) -> Algorithm:
     """Give each product whose terms a stride leaves out a Func with the phases of its results as labels.
 
     Before: ``f[o, x] = rdot(where((x - r) % 2 == 0, A[c, (x - r) / 2], 0), W[c, o, r], c, r);``
-    After:  ``f_phases[x_phase, o, x_step] = rdot(A[c, x_step - r_step], W[c, o, x_phase + 2 * r_step], c, r_step);  f[o, x] = f_phases[x % 2, o, x / 2];``
+    After:  ``f_phases[x_phase, o, x_step] = rdot(where(x_phase + 2 * r_step < len(r), A[c, x_step - r_step], 0), W[c, o, x_phase + 2 * r_step], c, r_step);
+    f[o, x] = f_phases[x % 2, o, x / 2];``
 
-    Phases may have different numbers of terms: beyond its last element ``W`` is 0. All phases read the same elements of ``A``, of which a tile is loaded once.
+    Where ``r`` has a known multiple of 2 elements the condition always holds. All phases then read the same elements of ``A``, and are columns of one product. Otherwise
+    it stays: an infinity beside a term that is not there would make a NaN.
     """
     for d in algorithm.definitions:
         dots = [n for n in d.expr.walk() if isinstance(n, ex.Dot)]
@@ -212,11 +214,6 @@ def _times(factor: int, label: str) -> ex.Expr:
     return ex.Label(label) if factor == 1 else ex.Binary("*", ex.Const(factor), ex.Label(label))
 
 
-def _reads_zero_beyond(dot: ex.Dot, r: str, algorithm: Algorithm) -> bool:
-    """Return whether an operand is an element of an input at ``r``, which is 0 beyond the extent."""
-    return any(isinstance(side, ex.Access) and side.tensor in algorithm.inputs and ex.Label(r) in side.index for side in (dot.left, dot.right))
-
-
 def _product(dot: ex.Dot, strides: list[_Stride], names: _Names, algorithm: Algorithm) -> ex.Dot:
     """Return the product in the new labels, without the conditions."""
     masks: dict[ex.Expr, ex.Expr] = {}
@@ -227,7 +224,8 @@ def _product(dot: ex.Dot, strides: list[_Stride], names: _Names, algorithm: Algo
         masks[s.condition] = ex.Const(True)
         if s.cut:
             taps[s.r] = ex.Binary("+", _first(s, names), ex.Binary("*", ex.Const(s.size), ex.Label(names.step[s.r])))
-            masks[s.condition] = ex.Const(True) if s.dilation == 1 and _reads_zero_beyond(dot, s.r, algorithm) else ex.Binary("<", taps[s.r], ex.Len(s.r))
+            whole = (algorithm.constant_extent(s.r) or 1) % s.size == 0  # each phase has as many terms
+            masks[s.condition] = ex.Const(True) if whole else ex.Binary("<", taps[s.r], ex.Len(s.r))
     sides = []
     for side in (dot.left, dot.right):
         side = replaced(side, {**places, **masks})
