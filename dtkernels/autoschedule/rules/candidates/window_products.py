@@ -91,7 +91,7 @@ def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -
         tiled, found = (row, column, summed), [a for a in reads if a]
         copies = _copies(shape, found, (summed, column, row), slides)
         if copies is not None:
-            yield from _tiled(shape, root, tiled, dot.labels, copies, slides)
+            yield from _tiled(shape, root, tiled, dot.labels, copies, slides, taps=taps)
         if not slides and (described := _described(shape, root, found, tiled)):
             yield from _tiled(shape, root, tiled, dot.labels, (), slides, described)
 
@@ -180,18 +180,19 @@ def _copies(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[_Side
 
 def _tiled(
     shape: SchedulingProblem, root: str, tiled: tuple[_Side, _Side, _Side], labels: tuple[str, ...], copies: tuple[str, ...], slides: bool,
-    described: tuple[str, ...] = (),
+    described: tuple[str, ...] = (), taps: Collection[str] = (),
 ) -> Iterator[KernelConfig]:  # fmt: skip
     (row, column, summed), own = tiled, shape.algorithm[root].labels
     shape = replace(shape, sizes={**shape.sizes, **{side.name: side.size for side in (row, column, summed)}})
     inside = {x for side in (row, column, summed) if side.merged for x in side.labels}
     batch = math.prod(shape.sizes[x] for x in own if x not in (*row.labels, *column.labels))
     cores, tripled = shape.target.multiprocessors, shape.itemsize == 4 and tripled_float32(shape.target)
-    taps = tuple(x for x in labels if x != summed.name and x != summed.labels[0] and shape.sizes[x] <= SHALLOW)
+    short = () if taps else tuple(x for x in labels if x != summed.name and x != summed.labels[0] and shape.sizes[x] <= SHALLOW)
+    gathers = summed.merged or any({*side.merged[0].split(", ")} & {*taps} for side in (row, column) if side.merged)
     fields: dict[str, Any] = {
         "merged": tuple(m for side in (row, column, summed) for m in side.merged),
         "staged": copies,
-        "constants": () if described else taps,
+        "constants": () if described else short,
         "approximations": (("rdot", ""),) if tripled else (),
         "grouped": None if slides else (row.name, column.name, GROUP),
         "descriptors": described,
@@ -202,9 +203,9 @@ def _tiled(
         if of.rows * of.columns < FULL and min(row.size, column.size) >= 128 and batch * row.size * column.size >= FULL * cores:
             continue
         depth = max(16, min(of.depth, next_power_of_two(summed.size)))
-        while summed.merged and not described and depth > 16 and max(of.rows, of.columns) * depth * shape.itemsize > GATHERED * 32 * of.warps:
+        while gathers and not described and depth > 16 and max(of.rows, of.columns) * depth * shape.itemsize > GATHERED * 32 * of.warps:
             depth //= 2
-        if summed.merged and not described and max(of.rows, of.columns) * depth * shape.itemsize > GATHERED * 32 * of.warps:
+        if gathers and not described and max(of.rows, of.columns) * depth * shape.itemsize > GATHERED * 32 * of.warps:
             continue
         block = {x: 1 for x in own if x not in inside and x not in (row.name, column.name)} | {row.name: of.rows, column.name: of.columns}
         tile = block | {x: 1 for x in labels if x not in inside} | {summed.name: depth}
