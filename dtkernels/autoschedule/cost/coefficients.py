@@ -50,6 +50,7 @@ class Rates(NamedTuple):
     rounds: float = 2.0  #: the same for a round of programs and its longest one
     pipelined: float = 3.0  #: the same where long loops load several tiles ahead, 16 bytes at a time
     inner: float = 3.0  #: the same for loads and products of one program
+    skew: float = 0.0  #: how much longer than the others the last of programs takes that all run at once, since each has its share of memory
     exposed: float = 0.5  #: the part of a program's own time in which one that runs alone loads nothing
     tall: float = 1.08  #: products of tiles with more rows than columns
     low: float = 1.18  #: products of wide tiles with too few rows for a warp group
@@ -88,7 +89,7 @@ PRODUCTS = Rates(
 ROWS = Rates(
     launch=4.5, start=0.266, latency=0.497, step=0.0802, special=39700, plain=3810000, l2_rate=138000, request_rate=19800, narrow=1, ragged=1,
     warp_rate=17200, sync=0.000767, spills=6.3, overlap=0.253, flying=13900, bandwidth=4600000, sharp=1.8, rounds=1.54, inner=5.82, exposed=0.115,
-    strip=8.29, gather=0.0153, passed=1.51, merge=2.6, merge_rate=4030000, merge_part=0.00209, begin=0.112, begin_warp=0.00133, issue=495, slots=7190, passes=1400, run=8,
+    strip=8.29, gather=0.0153, passed=1.51, merge=2.6, merge_rate=4030000, merge_part=0.00209, begin=0.112, begin_warp=0.00133, issue=495, slots=7190, passes=1400, run=8, skew=0.1,
 )  # fmt: skip
 STREAMS = Rates(
     launch=3.43, start=0.498, latency=0.332, step=0.0187, special=119000, plain=754000, l2_rate=49000, request_rate=39600, narrow=1.97, ragged=1.11,
