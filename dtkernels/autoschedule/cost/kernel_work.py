@@ -529,7 +529,7 @@ class KernelCount:
         own, inner, times = {x for x, _ in read.labels}, 1.0, 1.0
         for label, group, _ in reversed(self.plan.order):
             count = self.count.get(label, 1)
-            far = inner > at_once and 2 * each * inner > self.target.l2_bytes
+            far = inner > at_once and 2 * each * inner > L2_KEEPS * self.target.l2_bytes
             times *= count if far and label not in own and not group else 1
             inner *= count
         return times
