@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ...codegen.powers_of_two import last_power_of_two, next_power_of_two, two_tiles
+from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig, Sizes
@@ -24,8 +24,6 @@ from .reduction import approximations
 WARPS, SHARES, EACH = (4, 8, 16), (0.5, 1, 2), (4, 32)  #: of candidates: warps, parts relative to the usual ones, elements of a thread at least and at most
 STEP = 4096  #: elements of the rows of one step, if one row is not more
 ROOM = 88  #: registers of a thread for values as wide as a row, which leaves 40 for the rest where 512 threads share them all
-ROOM_OF_TWO = 96  #: the same of rows that two tiles hold
-SHORTEST = 1024  #: elements of a tile from which on two are tried in its place
 STAGES = 3
 SCRATCH = 4096  #: bytes of shared memory for reductions over warps and for numbers of a row
 
@@ -33,29 +31,21 @@ SCRATCH = 4096  #: bytes of shared memory for reductions over warps and for numb
 def row_column_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig | None:
     """Return the choices for a kernel whose ``root`` is summed down columns, where members are summed along
     rows of it; None where that is not so, or where rows are too long to be held."""
-    return _held_rows(shape, root, members) or _held_rows(shape, root, members, two=True)
-
-
-def _held_rows(shape: SchedulingProblem, root: str, members: list[str], two: bool = False) -> KernelConfig | None:
-    """Return the choices that hold rows by one tile, or by ``two``, where these are shorter."""
     labels, down = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
     sums = [m for m in members if set(reduction_labels(shape.algorithm, m)) & set(labels)]
     along = {label for m in sums for label in reduction_labels(shape.algorithm, m)}
     plain = not any(_multiplies_matrices(shape, m) or _is_chained(shape, m, members) for m in members)
     if not down or not along or not along <= set(labels) or not plain or any(set(shape.algorithm[m].labels) - {*down, *labels} for m in sums):
         return None
-    width = math.prod(next_power_of_two(shape.sizes[label]) for label in along)
-    if two:
-        shorter = sum(two_tiles(math.prod(shape.sizes[label] for label in along), 1))
-        if len(along) > 1 or shorter >= width or width < SHORTEST:
-            return None
-        width = shorter
+    width = 1
+    for label in along:
+        width *= next_power_of_two(shape.sizes[label])
     if width > STEP and any(map(shape.dots, members)):  # 27.8 us for rows of 7250, two kernels 22.8; 14.7 and 16.5 for rows of 462, on an H100
         return None
-    rows = min(next_power_of_two(shape.sizes[down[-1]]), last_power_of_two(STEP // width))
+    rows = min(next_power_of_two(shape.sizes[down[-1]]), max(1, STEP // width))
     read, held = _row_sized_values(shape, members, along, down)
     threads = {warps: warps * shape.target.warp_size for warps in (8, 16)}
-    warps = next((w for w, n in threads.items() if held * rows * width <= (ROOM_OF_TWO if two else ROOM) * n), 0)
+    warps = next((w for w, n in threads.items() if held * rows * width <= ROOM * n), 0)
     if not warps:
         return None
     ahead = (shape.target.shared_bytes - SCRATCH) // (read * rows * width * shape.itemsize)  # steps that shared memory holds
@@ -63,7 +53,7 @@ def _held_rows(shape: SchedulingProblem, root: str, members: list[str], two: boo
     tile = {**dict.fromkeys(down, 1), down[-1]: rows, **block, **dict.fromkeys((label for label in labels if label in along), 0)}
     loop = ((down[-1], min(STAGES, ahead + 1)),) if ahead else ()
     shared = _split_rows(shape, {label: tile[label] for label in down}, shape.programs(block), 16 // warps)
-    return shape.config(root, block, tile, warps, 3, split=shared, stages_of=loop, approximations=approximations(shape, members), two_tiles=tuple(along) if two else ())
+    return shape.config(root, block, tile, warps, 3, split=shared, stages_of=loop, approximations=approximations(shape, members))
 
 
 def _multiplies_matrices(shape: SchedulingProblem, func: str) -> bool:
@@ -78,16 +68,17 @@ def _is_chained(shape: SchedulingProblem, func: str, members: list[str]) -> bool
 
 def row_column_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
     """Yield schedules of such a kernel with more rows at once, other numbers of warps and parts, and without loading ahead."""
-    for usual in filter(None, (_held_rows(shape, root, members), _held_rows(shape, root, members, two=True))):
-        tile, row = dict(usual.tiles), reduction_labels(shape.algorithm, root)[-1]
-        held = (sum(two_tiles(shape.sizes[x], 1)) if usual.two_tiles else next_power_of_two(shape.sizes[x]) for x, n in usual.tiles if n == 0)
-        width = math.prod(held)
-        for rows, warps, part in product((tile[row], 2 * tile[row], 4 * tile[row]), WARPS, SHARES):
-            each = rows * width // (warps * shape.target.warp_size)
-            if EACH[0] <= each <= EACH[1] and rows <= shape.sizes[row]:
-                split = tuple((x, whole_parts(int(n * part))) for x, n in usual.split if whole_parts(int(n * part)) > 1)
-                made = replace(usual, tiles=tuple((x, rows if x == row else n) for x, n in usual.tiles), num_warps=warps, split=split)
-                yield from (made, replace(made, stages_of=()))
+    usual = row_column_tiles(shape, root, members)
+    if usual is None:
+        return
+    tile, row = dict(usual.tiles), reduction_labels(shape.algorithm, root)[-1]
+    width = math.prod(next_power_of_two(shape.sizes[x]) for x, n in usual.tiles if n == 0)
+    for rows, warps, part in product((tile[row], 2 * tile[row], 4 * tile[row]), WARPS, SHARES):
+        each = rows * width // (warps * shape.target.warp_size)
+        if EACH[0] <= each <= EACH[1] and rows <= shape.sizes[row]:
+            split = tuple((x, whole_parts(int(n * part))) for x, n in usual.split if whole_parts(int(n * part)) > 1)
+            made = replace(usual, tiles=tuple((x, rows if x == row else n) for x, n in usual.tiles), num_warps=warps, split=split)
+            yield from (made, replace(made, stages_of=()))
 
 
 def _split_rows(shape: SchedulingProblem, steps: dict[str, int], programs: int, share: int) -> Sizes:
