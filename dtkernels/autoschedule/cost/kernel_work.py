@@ -378,21 +378,17 @@ class KernelCount:
         read = max((a.read for a in self.plan.accesses), key=lambda r: self.elements(self.step, tuple([x for x, _ in r.labels])), default=None)
         labels = (*func.labels, *func.reduced)
         last = [x for x in (read.last if read else ()) if x in labels]
-        order = [*last, *(x for x, _ in (read.labels if read else ()) if x in labels and x not in last)]
-        order += [x for x in labels if x not in order]
+        order = list(dict.fromkeys([*last, *(x for x, _ in (read.labels if read else ()) if x in labels), *labels]))
         size = {x: self.of(self.step, x) for x in order}
         threads, lanes, warps = float(self.target.warp_size), float(self.target.warp_size), float(self.plan.config.warps)
         each = max(1.0, math.prod(size.values()) / (threads * warps))
         vector = min(each, max((self._vector(a.read.last, n) / n for a in self.plan.accesses if (n := self.bytes_of(a.read.tensor))), default=1.0))
-        shared = [1.0, 1.0]
-        apart = [1.0, 1.0]
+        shared, apart = [1.0, 1.0], [1.0, 1.0]
         for x in order:
             left = max(1.0, size[x] / (vector if x in last else 1.0))
-            wide = min(lanes, left)
+            wide, to = min(lanes, left), shared if x in func.reduced else apart
             high = min(warps, max(1.0, left / wide))
-            lanes, warps = lanes / wide, warps / high
-            to = shared if x in func.reduced else apart
-            to[0], to[1] = to[0] * wide, to[1] * high
+            lanes, warps, to[0], to[1] = lanes / wide, warps / high, to[0] * wide, to[1] * high
         return shared[0], shared[1], (apart[0] * apart[1], apart[0], vector if last and last[0] not in func.reduced else 1.0)
 
     def _revisited_labels(self, func: FuncOutline) -> tuple[str, ...]:
