@@ -89,11 +89,9 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
     prefetches = bool(more or again) and len(again) != 1
     more["evictions"] = tuple((t, "reread") for t in again if not loose) or (() if again else read_once(shape, root, members, read))
-    more |= {"constants": taps, "unrolled": tuple((r, min(UNROLLED, shape.sizes[r])) for r in loops if len(taps) == 1)}
-    held = _warps(width, bool(reduced), not labels, prefetches, min(32, 1024 // shape.target.warp_size))
-    held = max(1, width // COLUMN_EACH) if columns and width <= LONG_STEP else held
+    more |= {"order": () if passing else broadcast_program_order(shape, labels, read, block), "constants": taps, "unrolled": tuple((r, min(UNROLLED, shape.sizes[r])) for r in loops if len(taps) == 1)}
+    held = max(1, width // COLUMN_EACH) if columns and width <= LONG_STEP else _warps(width, bool(reduced), not labels, prefetches, min(32, 1024 // shape.target.warp_size))
     warps = 4 if passing or loops and {*reduced} == {*loops} else 8 if loose and width == LOOSE_STEP else held
-    more["order"] = () if passing else broadcast_program_order(shape, labels, read, block)
     return shape.config(root, block, tile, warps, 3, share=2 if passing else 8, approximations=approximations(shape, members), **more)
 
 
