@@ -31,7 +31,7 @@ from .kept_sums import goes_over_again, with_kept_sums
 from .memory_limit import limit_beside, pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
-from .recomputation import STORED, is_long_operand, recompute_is_costly
+from .recomputation import STORED, is_long_operand, is_number_of_few, recompute_is_costly
 from .rules.gemm_row_reduction import (
     feeds_row_reduction,
     recomputes_product_rows,
@@ -592,7 +592,7 @@ class _Fusion:
         carried = [label for label in inner if label in own]
         if carried and not self.shape.holds_chain(func, root):
             return (root, carried[-1])
-        return (root, shared[-1]) if shared else None
+        return (root, shared[-1]) if shared else (root, outer[-1]) if is_number_of_few(self.shape, func, root) else None
 
 
 __all__ = ["default_schedule", "next_power_of_two"]

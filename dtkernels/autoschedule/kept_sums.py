@@ -33,6 +33,7 @@ def with_kept_sums(shape: SchedulingProblem, fused: tuple[Primitive, ...]) -> tu
     found = {f: loop for f in own if (loop := _loop(shape, f, places))}
     stored = [p.func for p in fused if p.name == "store" and host(p.func, places) in found]
     found |= {f: loop for f in stored if (loop := _loop(shape, f, places))}
+    found |= {f: found[at] for f in stored if f not in found and (at := host(f, places)) in found and _runs_before(shape, found[at][0], f, at)}
     if not found or any(host(f, places) in found and f not in found for f in places):
         return fused
     kept = [p for p in fused if p.func not in found]
@@ -50,6 +51,14 @@ def _loop(shape: SchedulingProblem, func: str, places: Fused) -> tuple[str, str]
     sums = ((u.name, x) for u in users if host(u.name, places) == root for x in reduction_labels(shape.algorithm, u.name) if x in labels)
     rows = ((root, x) for x in reversed(shape.algorithm[root].labels) if x in labels)
     return next(sums, None) or next(rows, None)
+
+
+def _runs_before(shape: SchedulingProblem, root: str, func: str, beside: str) -> bool:
+    """Return whether what reads the sum ``func`` runs after ``root``, which sums the same rows for ``beside``."""
+    order = shape.algorithm.needed_by(shape.outputs)
+    users = [d.name for d in shape.algorithm.definitions if d.name in order and any(a.tensor == func for a in ex.accesses(d.expr))]
+    alike = shape.algorithm[func].labels == shape.algorithm[beside].labels and reduction_labels(shape.algorithm, func) == reduction_labels(shape.algorithm, beside)
+    return alike and root in order and all(order.index(root) < order.index(u) for u in users)
 
 
 def _sharing_loops(shape: SchedulingProblem, fused: list[Primitive], found: dict[str, tuple[str, str]]) -> Iterator[Primitive]:

@@ -24,6 +24,8 @@ def recompute_is_costly(shape: SchedulingProblem, func: str, root: str) -> bool:
     would be recomputed for every block or step.
     """
     missing = [label for label in shape.algorithm[root].labels if label not in shape.algorithm[func].labels]
+    if is_number_of_few(shape, func, root):
+        return False
     if reduces_products(shape, func) and reduces_beyond_tiles(shape, func, root) or repeats_products(shape, func, root):
         return True
     if not shape.dots(func):
@@ -34,6 +36,14 @@ def recompute_is_costly(shape: SchedulingProblem, func: str, root: str) -> bool:
     if any(shape.sizes[label] > WHOLE_SIDE for label in missing) and not shape.holds_chain(func, root):
         return True
     return any(_is_made_for_each_tile(shape, func, product) for product in shape.algorithm.needed_by((root,)) if product not in (func, root))
+
+
+def is_number_of_few(shape: SchedulingProblem, func: str, root: str) -> bool:
+    """Return whether ``func`` is the sum of few numbers, and ``root`` has so few elements that to add up anew for each takes less than another launch."""
+    own, terms = shape.algorithm[root].labels, reduction_labels(shape.algorithm, func)
+    if shape.algorithm[func].labels or not terms or shape.dots(func) or reduction_labels(shape.algorithm, root):
+        return False
+    return bool(own) and _elements(shape, own) <= FEW and _elements(shape, terms) <= 2 * BLOCK
 
 
 def _is_made_for_each_tile(shape: SchedulingProblem, func: str, product: str) -> bool:

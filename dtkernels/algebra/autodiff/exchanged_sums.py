@@ -68,7 +68,7 @@ class _Exchange:
         summed = _times([ex.Reduce("sum", ex.Binary("*", self.row, read), self.terms), *self.of_sum])
         instead = {total: summed, self.dot: _times([read, *self.of_dot])}
         changed = [replace(d, expr=d.expr.transform(lambda n: instead.get(n, n))) for d in backward.definitions]  # type: ignore[call-overload]
-        return backward.with_definitions(_sorted((*made, *changed)))
+        return backward.with_definitions(in_order_of_reads((*made, *changed)))
 
 
 def _exchange(backward: Algorithm, total: ex.Reduce) -> _Exchange | None:
@@ -130,7 +130,7 @@ def _times(factors: list[ex.Expr]) -> ex.Expr:
     return reduce(lambda a, b: ex.Binary("*", a, b), factors)
 
 
-def _sorted(definitions: tuple[Definition, ...]) -> tuple[Definition, ...]:
+def in_order_of_reads(definitions: tuple[Definition, ...]) -> tuple[Definition, ...]:
     """Return the definitions, each after those that it reads."""
     found: list[Definition] = []
     left = list(definitions)

@@ -27,6 +27,7 @@ from .derivative import Contribution, contributions
 from .rematerialization import Product
 from .saved_tensors import choose_saved_tensors, reading_saved
 from .scan_adjoint import Parts, scan_adjoint
+from .total_sums import sum_rows_first
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def gradient(
     if any(not algorithm[o].labels for o in outputs):  # rows are then made by a kernel of their own, and summed by another
         saved = replace(saved, forward=reading_saved(saved.forward, saved.extra))
     returned = outputs + saved.extra + saved.products
-    backward = merge_equal_operands(merge_equal_funcs(backward, tuple(grads.values())))
+    backward = merge_equal_operands(merge_equal_funcs(sum_rows_first(backward), tuple(grads.values())))
     backward = _gradients_in_float32(algorithm, outputs, backward, grads)
     backward = replace(backward, stands_for=computed_input_sources(saved.forward, backward, r.adjoint_inputs))
     return Gradient(saved.forward, returned, backward, r.adjoint_inputs, grads, saved.products)

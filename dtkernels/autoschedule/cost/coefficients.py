@@ -50,6 +50,7 @@ class Rates(NamedTuple):
     rounds: float = 2.0  #: the same for a round of programs and its longest one
     pipelined: float = 3.0  #: the same where long loops load several tiles ahead, 16 bytes at a time
     inner: float = 3.0  #: the same for loads and products of one program
+    skew: float = 0.0  #: how much longer than the others the last of programs takes that all run at once, since each has its share of memory
     exposed: float = 0.5  #: the part of a program's own time in which one that runs alone loads nothing
     tall: float = 1.08  #: products of tiles with more rows than columns
     low: float = 1.18  #: products of wide tiles with too few rows for a warp group
@@ -59,6 +60,7 @@ class Rates(NamedTuple):
     parted: float = 1.1  #: products of tiles in two parts
     quartered: float = 1.3  #: blocks of a tail by quarters, relative to whole ones
     strip: float = 1.0  #: bytes that a row of a block costs besides its own, where rows begin at no multiple of 16 bytes
+    run: float = 0.0  #: bytes that each piece of a block that lies contiguous costs besides its own
     gather: float = 0.02  #: microseconds of one sum over a program's threads
     passed: float = 1.0  #: loads of rows that a loop copies to shared memory ahead
     refilled: float = 1.1  #: programs that stay and load through pointers, whose loads start anew with each block
@@ -70,6 +72,7 @@ class Rates(NamedTuple):
     begin_warp: float = 0.0  #: the same for each of its warps
     issue: float = 1e9  #: instructions of one warp, which wait for one another
     slots: float = 1e9  #: instructions of all warps
+    passes: float = 1e9  #: passes through shared memory
     serial: float = 0.0  #: arithmetic of a program that runs by itself, for each of its warps: it waits for products, and they for it
 
 
@@ -86,7 +89,7 @@ PRODUCTS = Rates(
 ROWS = Rates(
     launch=4.5, start=0.266, latency=0.497, step=0.0802, special=39700, plain=3810000, l2_rate=138000, request_rate=19800, narrow=1, ragged=1,
     warp_rate=17200, sync=0.000767, spills=6.3, overlap=0.253, flying=13900, bandwidth=4600000, sharp=1.8, rounds=1.54, inner=5.82, exposed=0.115,
-    strip=8.29, gather=0.0153, passed=1.51, merge=2.6, merge_rate=4030000, merge_part=0.00209, begin=0.112, begin_warp=0.00133, issue=495, slots=7190,
+    strip=8.29, gather=0.0153, passed=1.51, merge=2.6, merge_rate=4030000, merge_part=0.00209, begin=0.112, begin_warp=0.00133, issue=495, slots=7190, passes=1400, run=8, skew=0.1,
 )  # fmt: skip
 STREAMS = Rates(
     launch=3.43, start=0.498, latency=0.332, step=0.0187, special=119000, plain=754000, l2_rate=49000, request_rate=39600, narrow=1.97, ragged=1.11,

@@ -30,6 +30,7 @@ PLACES = 300  #: as many operations take the place of an element and its masks: 
 WARPS, BLOCKS = 64, 32  #: that a multiprocessor holds
 #: instructions of a thread for each load or store, each operation, and each exchange of values with other threads: what ptxas gave 629 kernels of rows, to 20%
 PER_LOAD, PER_OPERATION, PER_EXCHANGE, ANYWAY = 7.0, 0.7, 2.2, 48.0
+BANKS = 32  #: of shared memory, each 4 bytes wide
 OVER_WARPS = 3  #: exchanges that take the time of one through shared memory
 
 
@@ -79,6 +80,8 @@ class Work(NamedTuple):
     computed: bool = False  #: whether operands of products are computed of such narrow loads
     stored_strips: float = 0.0  #: rows of blocks that all programs store so; they are among ``strips`` too
     issued: float = 0.0  #: instructions of one warp, of a kernel without products
+    runs: float = 0.0  #: pieces that lie contiguous in memory, of all blocks of the whole kernel
+    passes: float = 0.0  #: of shared memory, over which warps exchange parts of sums: threads that want the same bank take one after another
 
 
 class Stores(NamedTuple):
@@ -191,7 +194,7 @@ class KernelCount:
         plan, programs, streamed, sizes = self.plan, 1, self._is_streamed(), self.sizes
         for count in self.count.values():
             programs *= count
-        moved = requests = short = tile_bytes = held_bytes = copied = issued = apart = strips = 0.0
+        moved = requests = short = tile_bytes = held_bytes = copied = issued = apart = strips = runs = 0.0
         narrow, reads = False, []
         for access in plan.accesses:
             read, each = self._without_units(access.read) if streamed or not plan.products else access.read, self.bytes_of(access.read.tensor)
@@ -220,6 +223,7 @@ class KernelCount:
         at_once = min(programs, held * self.target.multiprocessors)
         memory = self._memory(reads, programs, at_once)
         stores = self._stores(streamed, programs)
+        runs += sum(self._runs(f.labels[-1:], n := self.bytes_of(f.name), programs * n * self.elements(self.extent, f.labels)) for f in plan.writes)
         memory, strips, requests, merged = memory + stores.memory, strips + stores.strips, requests + stores.requests, stores.merged
         parts = math.prod(self.count[x] for x in plan.split)
         for func, _ in plan.members if plan.apart else ():
@@ -229,13 +233,15 @@ class KernelCount:
         if streamed:
             light, requests = light + (terms := self._multiplied()[0]), requests + terms / (2 * VECTOR / self.itemsize)
         gathered = self._sums_over_threads() if streamed else 0.0 if plan.products else self._summed()
+        exchanges, passes = (0.0, 0.0) if plan.products else self._exchanges()
         parted = any(x not in self.halved and len(binary_parts(self.step.get(x, 1))) > 1 for p, *_ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, stores.written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
                     stores.added, stores.cleared, len(plan.config.added), strips, parted, gathered, plan.paired, merges=plan.apart or int(merged > 0), float8=self.float8,
                     summed=plan.sums_operands and len(plan.products) == 1, parted_boxes=self._parts_boxes(),
                     computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips,
-                    issued=0.0 if plan.products else self._issued(requests + short, heavy + light), **self._float32_products())  # fmt: skip
+                    issued=0.0 if plan.products else self._issued(requests + short, heavy + light, exchanges), passes=0.0 if plan.products else passes,
+                    runs=0.0 if plan.products else runs, **self._float32_products())  # fmt: skip
 
     def _parts_boxes(self) -> bool:
         """Return whether a box of a descriptor has a single element between its tiles: ``A[b, g, c]`` with tiles along ``b`` and ``c``."""
@@ -311,6 +317,11 @@ class KernelCount:
         """Return the bytes of a row of a program's block: what lies contiguous."""
         return each * max(1.0, self.elements(self.extent, last))
 
+    def _runs(self, last: tuple[str, ...], each: int, amount: float) -> float:
+        """Return the number of pieces that lie contiguous among ``amount`` bytes of all blocks; none where blocks have whole rows."""
+        cut = bool(last) and self.elements(self.extent, last) < math.prod(self.sizes.get(x, 1) for x in last)
+        return amount / self._run(last, each) if cut else 0.0
+
     def _last_of(self, labels: tuple[str, ...]) -> tuple[str, ...]:
         """Return the last label that has several elements: those before labels of one lie contiguous, which Triton sees in a stride of 1."""
         return next(((x,) for x in reversed(labels) if self.sizes.get(x, 2) > 1), labels[-1:])
@@ -340,25 +351,45 @@ class KernelCount:
         loops = (*func.labels, *func.reduced) if func.name in self.plan.rescaled else func.labels
         return math.prod(max(1.0, self.filled.get(x, 1.0) / self.step.get(x, 1)) for x in loops)
 
-    def _issued(self, loads: float, operations: float) -> float:
+    def _issued(self, loads: float, operations: float, exchanges: float) -> float:
         """Return the instructions of a warp, for all loads and stores of threads and all operations of a program."""
         threads = self.target.warp_size * self.plan.config.warps
-        return ANYWAY + PER_EXCHANGE * self._exchanges() + (PER_LOAD * loads + PER_OPERATION * operations) / threads
+        return ANYWAY + PER_EXCHANGE * exchanges + (PER_LOAD * loads + PER_OPERATION * operations) / threads
 
-    def _exchanges(self) -> float:
-        """Return how often a thread passes on a value to add up rows: threads of a warp, then warps, share a row as far as it reaches, and hold several rows."""
-        found, threads, warps = 0.0, self.target.warp_size, self.plan.config.warps
+    def _exchanges(self) -> tuple[float, float]:
+        """Return how often a thread passes on a value to add up sums, and how often shared memory is passed through for that."""
+        found, passes, warps = 0.0, 0.0, self.plan.config.warps
         for func, _ in self.plan.members:
-            terms, rows = self.elements(self.step, func.reduced), self.elements(self.step, func.labels)
-            if not func.reduced or terms <= 1:
+            if not func.reduced or self.elements(self.step, func.reduced) <= 1:
                 continue
-            each = max(1.0, rows * terms / (threads * warps))
-            vector = min(each, max((self._vector(a.read.last, n) / n for a in self.plan.accesses if (n := self.bytes_of(a.read.tensor))), default=1.0))
-            lanes = min(float(threads), max(1.0, terms / vector))
-            across = min(float(warps), max(1.0, terms / (vector * lanes)))
-            together = threads / lanes * warps / across
-            found += self._times_reduced(func) * max(1.0, rows / together) * (math.log2(lanes) + (OVER_WARPS + math.log2(across) if across > 1 else 0.0))
-        return found
+            lanes, across, own = self._sharing(func)
+            each, times = max(1.0, self.elements(self.step, func.labels) / own[0]), self._times_reduced(func)
+            found += times * each * (math.log2(lanes) + (OVER_WARPS + math.log2(across) if across > 1 else 0.0))
+            if across > 1:  # the parts of a sum lie side by side, so that lanes of other sums are that far apart, and the values of a thread too
+                conflicts = min(own[1], max(1.0, own[1] * across * own[2] / BANKS))
+                passes += times * 2 * each * conflicts * warps
+        return found, passes
+
+    def _sharing(self, func: FuncOutline) -> tuple[float, float, tuple[float, float, float]]:
+        """Return how many lanes and how many warps add up one sum; threads of other sums, lanes of them, and the sums side by side of a thread.
+
+        Triton gives lanes, then warps, to the dimension that lies contiguous, then to the others from the left.
+        """
+        read = max((a.read for a in self.plan.accesses), key=lambda r: self.elements(self.step, tuple([x for x, _ in r.labels])), default=None)
+        labels = (*func.labels, *func.reduced)
+        last = [x for x in (read.last if read else ()) if x in labels]
+        order = list(dict.fromkeys([*last, *(x for x, _ in (read.labels if read else ()) if x in labels), *labels]))
+        size = {x: self.of(self.step, x) for x in order}
+        threads, lanes, warps = float(self.target.warp_size), float(self.target.warp_size), float(self.plan.config.warps)
+        each = max(1.0, math.prod(size.values()) / (threads * warps))
+        vector = min(each, max((self._vector(a.read.last, n) / n for a in self.plan.accesses if (n := self.bytes_of(a.read.tensor))), default=1.0))
+        shared, apart = [1.0, 1.0], [1.0, 1.0]
+        for x in order:
+            left = max(1.0, size[x] / (vector if x in last else 1.0))
+            wide, to = min(lanes, left), shared if x in func.reduced else apart
+            high = min(warps, max(1.0, left / wide))
+            lanes, warps, to[0], to[1] = lanes / wide, warps / high, to[0] * wide, to[1] * high
+        return shared[0], shared[1], (apart[0] * apart[1], apart[0], vector if last and last[0] not in func.reduced else 1.0)
 
     def _revisited_labels(self, func: FuncOutline) -> tuple[str, ...]:
         """Return the labels whose loops, inside a block, come back to the same elements of a sum in memory."""
@@ -449,9 +480,11 @@ class KernelCount:
         return any(x not in self.plan.blocks and self.step.get(x, 1) < self.sizes.get(x, 1) for x in labels)
 
     def _values(self, most: float) -> float:
-        """Return the registers for an element of a tile of ``most`` elements: loaded values, and accumulators of loops."""
+        """Return the registers for an element of a tile of ``most`` elements: values that are loaded for sums, or for all else where there are none, and accumulators of loops."""
         plan = self.plan
-        wide = {a.read.tensor for a in plan.accesses if 2 * self.elements(self.step, tuple([x for x, _ in a.read.labels])) >= most}
+        summed = {r.tensor for f, _ in plan.members if f.reduced for r in f.reads}
+        held = summed if any(a.read.tensor in summed for a in plan.accesses) else {a.read.tensor for a in plan.accesses}
+        wide = {a.read.tensor for a in plan.accesses if a.read.tensor in held and 2 * self.elements(self.step, tuple([x for x, _ in a.read.labels])) >= most}
         carried = 0
         for func, _ in plan.members:
             carried += func.name not in plan.rescaled and self._is_looped(func.reduced) and 2 * self.elements(self.step, (*func.labels, *func.reduced)) >= most
@@ -477,7 +510,7 @@ class KernelCount:
                 total += unique * max(0.0, 1 - held / passes) if unique > held else 0.0
                 continue
             if unique <= keeps:
-                total += unique
+                total += unique * (1.0 if self.plan.products else self._drops(read, programs, at_once, passes / at_once))
                 continue
             for x, divisor in read.labels:
                 n = max(1.0, self.sizes.get(x, 1) / divisor)
@@ -486,6 +519,16 @@ class KernelCount:
                 wave *= self.times(access.around, access.whole)
             total += max(unique, min(wave * programs / at_once, amount * programs))
         return total
+
+    def _drops(self, read: Read, programs: int, at_once: int, each: float) -> float:
+        """Return how often a tensor comes from memory because the L2 dropped it between blocks that read the same: programs move ``each`` bytes, and write about as many."""
+        own, inner, times = {x for x, _ in read.labels}, 1.0, 1.0
+        for label, group, _ in reversed(self.plan.order):
+            count = self.count.get(label, 1)
+            far = inner > at_once and 2 * each * inner > L2_KEEPS * self.target.l2_bytes
+            times *= count if far and label not in own and not group else 1
+            inner *= count
+        return times
 
     def _covered(self, at_once: int) -> dict[str, float]:
         """Return how many blocks along each label the programs that run at once cover."""

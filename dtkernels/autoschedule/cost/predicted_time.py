@@ -89,13 +89,15 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
         computing += last * (1 - hidden) + hidden * crowded * rest / slots
     ahead = max(1, config.stages - 1) if work.rows and work.steps > 1 else 1
     flying = min(work.programs, slots) * max(work.tile_bytes, 32.0) * ahead
-    moving = (work.memory + c.strip * work.strips + c.stored_strip * work.stored_strips) / (bandwidth * flying / (flying + c.flying))
+    moving = (work.memory + c.strip * work.strips + c.stored_strip * work.stored_strips + c.run * work.runs) / (bandwidth * flying / (flying + c.flying))
     if (work.held == 1 or not work.products) and ahead == 1 and not (config.persistent and config.stages_of) and full:
         moving += c.exposed * full * alone / work.held  # nothing is loaded while the program computes, or less
+    moving *= 1 + c.skew / max(1.0, work.programs / slots) if work.steps > 1 else 1.0
     beginning = 0.0 if config.persistent else (c.begin + c.begin_warp * config.warps) * work.programs / cores
     slower = COMPUTED if work.computed and work.rows else SUMMED if work.summed and work.rows and work.itemsize == 2 and not work.ordinary else 1.0
     slower *= PARTED_BOX if work.parted_boxes and work.fetched else 1.0
-    took = c.launch + _overlapped(_overlapped(computing, moving, c.sharp), beginning, c.inner) * slower
+    shared = work.passes * work.programs / (c.passes * min(cores, work.programs))  # other programs of a multiprocessor load meanwhile
+    took = c.launch + _overlapped(_overlapped(_overlapped(computing, moving, c.sharp), beginning, c.inner), shared, c.inner) * slower
     if work.merged:
         took += work.merges * c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts
     if work.fetched:

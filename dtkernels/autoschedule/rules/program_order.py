@@ -1,4 +1,4 @@
-"""Order the blocks of a kernel with products where a mask makes some longer than others."""
+"""Order the blocks of a kernel: where a mask makes some longer than others, and where blocks read again what others read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ...lang.schedule_checks import reduction_labels
 from ..problem import SchedulingProblem
 
 KEPT = 0.75  #: of the L2: what may be read again from it while a group of blocks is taken
+AGAIN = 50  #: the part of the bytes moved between two reads of an element, from which on what is read again counts
 NEAR = 4  #: times as many blocks as there are may come at other sizes: up to this the order says how many go together
 
 
@@ -37,6 +38,27 @@ def causal_program_order(shape: SchedulingProblem, root: str, members: list[str]
             outside.insert(0, label)
             fit = 0
     return (*((label, "", 0) for label in outside), *order) if len(outside) < len(rest) else ()
+
+
+def broadcast_program_order(shape: SchedulingProblem, labels: tuple[str, ...], read: list[ex.Access], block: dict[str, int]) -> tuple[tuple[str, str, int], ...]:
+    """Order blocks so that those that read the same elements of an input run one after another, if the L2 would have dropped it before.
+
+    Before, all positions of four heads come before those of the next ones, which read ``cos`` again::
+
+        rope_q[b, h, s, d] = Q[b, h, s, d] * cos[b, s, d]; rope_q.block(b:1, h:4, s:4, d:256);
+
+    After, all heads of four positions come first: ``rope_q.map(b, s, d, h);``
+    """
+    several = [label for label in labels if label in block and shape.sizes[label] > block[label]]
+    moved = {a.tensor for a in read if set(labels) <= ex.free_labels(a)}
+    total = (1 + len(moved)) * math.prod(shape.sizes[label] for label in labels) * shape.itemsize
+    far = []
+    for i, label in enumerate(several[:-1]):
+        between = total // math.prod(-(-shape.sizes[x] // block[x]) for x in several[: i + 1])
+        shared = {a.tensor: ex.free_labels(a) for a in read if label not in ex.free_labels(a) and set(several[i + 1 :]) & ex.free_labels(a)}
+        again = sum(math.prod(shape.sizes.get(x, 1) for x in own) for own in shared.values()) * shape.itemsize
+        far += [label] if between > shape.target.l2_bytes // 2 and AGAIN * again > between else []
+    return tuple((x, "", 0) for x in (*(x for x in block if x not in far), *far)) if far else ()
 
 
 def _shared(shape: SchedulingProblem, members: list[str], row: str) -> list[ex.Access]:

@@ -520,3 +520,10 @@ def test_a_shifted_dimension_of_one_element_stays():
     """What lies outside reads 0."""
     text = "Func m, f; In A; Var x, u; RVar y; Extent u = 1; m[x, u] = rmax(A[x, y], y); f[x, u] = m[x, u - 1];"
     assert after_rules(text, "f")[-1] == "f[x, u] = m[x, u - 1];"
+
+
+def test_numbers_are_summed_along_the_rows_that_the_backward_sums_anyway():
+    text = lines(derived("polynorm", scalars=False).backward)
+    assert "d_w_rows[x] = rsum(d_polynorm[x, y] * A[x, y], y);" in text
+    assert "d_one[x] = d_w_rows[x] * w[2];" in text
+    assert not any(line.startswith("d_w") and ", x);" in line and "A[x, y]" in line for line in text)

@@ -84,3 +84,26 @@ def test_long_rows_are_read_by_programs_of_which_the_cache_holds_all_rows():
     short, long = default(SOFTMAX, x=1747, y=20343), default(SOFTMAX, x=900, y=100001)
     assert (short.sizes("f", "tensorize")["y"], short.number("f", "num_warps")) == (8192, 8)
     assert long.sizes("f", "tensorize")["y"] == 16384 and long.number("f", "num_warps") >= 16
+
+
+def test_rows_far_from_a_power_of_two_are_held_by_two_tiles():
+    """4096 rows of 9856 elements took 60 us so, 72 in steps of 2048."""
+    found = default(SOFTMAX, x=4096, y=9856)
+    assert found.sizes("f", "tensorize")["y"] == 0 and found.names("f", "two_tiles") == ("y",)
+    assert not default(SOFTMAX, x=4096, y=8192).names("f", "two_tiles")
+
+
+def test_blocks_that_share_an_input_follow_one_another_where_the_l2_would_drop_it():
+    rope = "Func f; In Q, C; Var h, s, d; f[h, s, d] = Q[h, s, d] * C[s, d];"
+    assert [p.name for p in default(rope, h=32, s=16384, d=256).primitives if p.name == "map"] == ["map"]
+    assert not [p for p in default(rope, h=32, s=1024, d=256).primitives if p.name == "map"]
+
+
+def test_sums_down_columns_that_many_warps_share_pass_through_shared_memory():
+    """64 channels of 128 elements took 187 us by 8 warps, 321 by 16: 16 parts of each sum meet in the banks."""
+    text = "Func t, f; In A; Var b, i; RVar c; t[b, i] = rsum(A[b, c, i] * A[b, c, i], c); f[b, c, i] = A[b, c, i] * rsqrt(t[b, i]);"
+    of_norm = known(text)
+    few, many = (next(iter(plans(f"t.fuse_at(f, i); f.block(b:1, i:128); f.tensorize(c:0, b:1, i:128); f.num_warps({w});", of_norm))) for w in (8, 16))
+    sizes = {"b": 8, "c": 64, "i": 512 * 512}
+    assert many.at(sizes, 2, H100, 1.6).passes == 2 * few.at(sizes, 2, H100, 1.6).passes > 0
+    assert default(text, **sizes).number("f", "num_warps") == 8

@@ -13,14 +13,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ....codegen.powers_of_two import next_power_of_two
+from ....codegen.powers_of_two import last_power_of_two, next_power_of_two, two_tiles
 from ....lang import expr as ex
 from ....lang.schedule_checks import reduction_labels
 from ...cost.kernel_config import KernelConfig, Sizes
 from ...cost.kernel_work import WARPS
 from ...cost.outline import paired_terms
 from ...problem import SchedulingProblem
-from ..reduction import loaded_accesses, reread, row_tiles, stores_while_reducing, thread_elements
+from ..reduction import ROW_LIMIT, loaded_accesses, reread, row_tiles, starts_anywhere, stores_while_reducing, thread_elements
 
 ELEMENTS, PLAIN = (2048, 4096, 8192, 16384, 32768), (1024, 4096, 16384)  #: of a tile, and of one without reductions, whose shape matters little
 #: the same of a kernel that has few elements for each thread that the GPU runs at once, and elements of a thread there: 1203 rows of 51 took 7.5 us in blocks of
@@ -30,6 +30,7 @@ LINE, RUN = 64, 512  #: bytes of the shortest run along a label of the grid, and
 EACH = (16, 8, 32)  #: elements of a thread, the usual number first
 MOST_WARPS = 32
 PROGRAMS = (4, 2, 8)  #: a multiprocessor, over which a sum is split, the usual number first
+SHORTEST, LONGEST, FULL = 512, 49153, 8192  #: elements of rows that two tiles hold, and of several such rows
 STAGES, STEPS = 3, 4  #: of a loop that loads ahead, and its fewest steps
 
 
@@ -43,9 +44,29 @@ def tile_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> 
         blocks = tuple((x, tile[x]) for x, _ in usual.blocks)
         again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
         evicted = tuple((t, "reread") for t in again) or tuple((t, policy) for t, policy in usual.evictions if policy == "first")
-        made = replace(usual, blocks=blocks, tiles=sizes, persistent=False, stages_of=(), split=(), evictions=evicted, num_warps=_warps(shape, sizes, most)[0])
+        made = replace(usual, blocks=blocks, tiles=sizes, persistent=False, stages_of=(), split=(), evictions=evicted, two_tiles=())
+        made = replace(made, num_warps=_warps(shape, made, most)[0])
         split = next(_splits(shape, root, made))
         yield replace(made, split=split) if split else made
+    yield from _rows_by_two_tiles(shape, root, members, usual)
+
+
+def _rows_by_two_tiles(shape: SchedulingProblem, root: str, members: list[str], usual: KernelConfig) -> Iterator[KernelConfig]:
+    """Yield tiles that hold rows far from a power of two whole, by two tiles: 36864 elements as 32768 and 4096."""
+    rows = [x for x, _ in usual.tiles if x not in dict(usual.blocks) and x not in usual.constants and shape.sizes[x] > 1]
+    if stores_while_reducing(shape, root, members) or len(rows) != 1 or sum(n > 1 for _, n in usual.blocks) > 1:
+        return
+    (row,), once = rows, tuple((t, policy) for t, policy in usual.evictions if policy == "first")
+    width, label = sum(two_tiles(shape.sizes[row], 1)), next((x for x, n in reversed(usual.blocks) if n > 1), usual.blocks[-1][0] if usual.blocks else "")
+    most = ROW_LIMIT // 2 if starts_anywhere(shape, row, loaded_accesses(shape, root, members)) else LONGEST
+    if not SHORTEST <= width < min(next_power_of_two(shape.sizes[row]), most):
+        return
+    for block in (1, 2, 4, 8):
+        if block == 1 or label and block * width <= FULL and block <= shape.sizes[label]:
+            blocks = tuple((x, block if x == label else 1) for x, _ in usual.blocks)
+            tiles = tuple((x, 0 if x == row else dict(blocks)[x]) for x, _ in usual.tiles)
+            made = replace(usual, blocks=blocks, tiles=tiles, two_tiles=(row,), persistent=False, stages_of=(), split=(), evictions=once)
+            yield replace(made, num_warps=_warps(shape, made, thread_elements(shape, root, loaded_accesses(shape, root, members)))[0])
 
 
 def variants(shape: SchedulingProblem, root: str, members: list[str], made: KernelConfig) -> Iterator[KernelConfig]:
@@ -55,7 +76,7 @@ def variants(shape: SchedulingProblem, root: str, members: list[str], made: Kern
     few, most = _is_short(shape, root), thread_elements(shape, root, loaded_accesses(shape, root, members))
     for split in _splits(shape, root, made):
         for stages in _ahead(shape, made, split):
-            for warps in _warps(shape, made.tiles, most, (*EACH, *SPREAD) if few else EACH):
+            for warps in _warps(shape, made, most, (*EACH, *SPREAD) if few else EACH):
                 yield replace(made, num_warps=warps, split=split, stages_of=stages)
 
 
@@ -66,10 +87,12 @@ def _is_short(shape: SchedulingProblem, root: str) -> bool:
     return math.prod(shape.sizes[x] for x in labels) <= FEW * threads
 
 
-def _warps(shape: SchedulingProblem, sizes: Sizes, most: int, elements_each: tuple[int, ...] = EACH) -> list[int]:
+def _warps(shape: SchedulingProblem, made: KernelConfig, most: int, elements_each: tuple[int, ...] = EACH) -> list[int]:
     """Return numbers of warps, the usual one first; a thread has no more than ``most`` elements."""
-    elements = math.prod(size or next_power_of_two(shape.sizes[x]) for x, size in sizes)
-    return list(dict.fromkeys(min(MOST_WARPS, max(1, elements // (min(each, most) * shape.target.warp_size))) for each in elements_each))
+    elements = 1
+    for x, size in made.tiles:
+        elements *= sum(two_tiles(shape.sizes[x], 1)) if x in made.two_tiles else size or next_power_of_two(shape.sizes[x])
+    return list(dict.fromkeys(min(MOST_WARPS, last_power_of_two(elements // (min(each, most) * shape.target.warp_size))) for each in elements_each))
 
 
 def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: KernelConfig) -> Iterator[Sizes]:
