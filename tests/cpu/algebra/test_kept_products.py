@@ -32,7 +32,12 @@ PROGRAMS = {
               lambda A, B, C: F.silu(A @ B) * (A @ C), {"u", "y_product"}),
     "bias_gelu": ("Func u, y; In A, B, z; Var m, n; RVar k; u[m, n] = rdot(A[m, k], B[k, n], k) + z[n];"
                   "y[m, n] = 0.5 * u[m, n] * (1 + tanh(0.7978845608028654 * (u[m, n] + 0.044715 * u[m, n] * u[m, n] * u[m, n])));",
-                  lambda A, B, z: F.gelu(A @ B + z, approximate="tanh"), {"u_product"}),
+                  lambda A, B, z: F.gelu(A @ B + z, approximate="tanh"), {"u"}),
+    "bias_relu_halved": ("Func y; In A, B, z; Var m, n; RVar k; y[m, n] = maximum(rdot(A[m, k], B[k, n], k) + z[n], 0) / 2;", lambda A, B, z: F.relu(A @ B + z) / 2, set()),
+    "bias_inside": ("Func y; In A, B, z; Var m, n; RVar k; y[m, n] = sigmoid(rdot(A[m, k], B[k, n], k) + z[n]) * (rdot(A[m, k], B[k, n], k) + z[n]);",
+                    lambda A, B, z: F.silu(A @ B + z), {"y_dot"}),
+    "bias_pooled": ("Func u, y; In A, B, z; Var m, n; RVar k, l; u[m, n] = rdot(A[m, k], B[k, n], k) + z[n]; y[m, n] = u[m, n] * rmax(u[m, l], l);",
+                    lambda A, B, z: (u := A @ B + z) * u.amax(1, keepdim=True), {"u"}),
     "bias_relu": ("Func y; In A, B, z; Var m, n; RVar k; y[m, n] = maximum(rdot(A[m, k], B[k, n], k) + z[n], 0);", lambda A, B, z: F.relu(A @ B + z), set()),
     "sigmoid": ("Func y; In A, B; Var m, n; RVar k; y[m, n] = sigmoid(rdot(A[m, k], B[k, n], k));", lambda A, B: torch.sigmoid(A @ B), set()),
     "softmax": (f"Func s, y; In A, B; Var m, n; RVar k, l; {SCORE} y[m, n] = exp(s[m, n]) / rsum(exp(s[m, l]), l);", lambda A, B: torch.softmax(A @ B, 1), set()),
