@@ -45,7 +45,6 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     read = loaded_accesses(shape, root, members)
     if sides := _transposed_labels(shape, root, members, read):
         return _transpose_tiles(shape, root, sides, members)
-    tile: dict[str, int] = {}
     width, loose = 1, False  # of a tile, in elements; whether its rows start anywhere
     passing = stores_while_reducing(shape, root, members)
     columns = [r for r in reduced if r in labels and r != labels[-1] and not passing and shape.sizes[r] <= WHOLE_COLUMN]
@@ -55,7 +54,7 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     loops = _looped_windows(taps, read)
     columns = [r for r in columns if r not in loops]
     rest = _by_stride(shape, [r for r in reduced if r not in (*columns, *loops)], read)
-    tile |= dict.fromkeys(loops, 1)
+    tile = dict.fromkeys(loops, 1)
     down = [r for r in rest if labels and _no_tensor_is_contiguous_along(r, read)]  # the width goes to the label that lies contiguous
     line = math.prod(next_power_of_two(shape.sizes[r]) for r in rest if r not in down)
     rows = 4096 // _columns(shape.sizes[labels[-1]]) if passing and labels else max(1, min(_rows_down(shape, labels, read, line), LONG_STEP // line))  # of a step
@@ -92,10 +91,10 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
     prefetches = bool(more or again) and len(again) != 1
     more["evictions"] = tuple((t, "reread") for t in again if not loose) or (() if again else read_once(shape, root, members, read))
-    unrolled = tuple((r, min(UNROLLED, shape.sizes[r])) for r in loops if len(taps) == 1)
-    more |= {"order": () if passing else broadcast_program_order(shape, labels, read, block), "constants": taps, "unrolled": unrolled}
+    more |= {"constants": taps, "unrolled": tuple((r, min(UNROLLED, shape.sizes[r])) for r in loops if len(taps) == 1)}
     held = max(1, width // COLUMN_EACH) if columns and width <= LONG_STEP else _warps(width, bool(reduced), not labels, prefetches, min(32, 1024 // shape.target.warp_size))
     warps = _window_warps(shape, root, read, width) if loops and {*reduced} == {*loops} else 4 if passing else 8 if loose and width == LOOSE_STEP else held
+    more["order"] = () if passing else broadcast_program_order(shape, labels, read, block)
     return shape.config(root, block, tile, warps, 3, share=2 if passing else 8, approximations=approximations(shape, members), **more)
 
 
