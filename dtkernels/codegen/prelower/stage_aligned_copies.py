@@ -97,11 +97,11 @@ def _own_labels(algorithm: Algorithm, p: Primitive, tensor: str, along: str, mar
     labels = algorithm.plain_labels(tensor)
     if along:
         for d in (d for d, label in enumerate(labels) if label is None or label in labels[:d] or d in margins):
-            fresh = margins[d].label if d in margins and margins[d].label in algorithm.names else free_name(margins[d].label if d in margins else f"{tensor}_{d}", algorithm)
-            if d not in margins:
+            if d in margins:
+                algorithm, fresh = _with_margin_label(algorithm, margins[d], labels[:d])
+            else:
+                fresh = free_name(f"{tensor}_{d}", algorithm)
                 algorithm = replace(algorithm, vars=(*algorithm.vars, fresh), extents=(*algorithm.extents, (fresh, tensor, d)))
-            elif fresh not in algorithm.names:
-                algorithm = replace(algorithm, vars=(*algorithm.vars, fresh), formulas=(*algorithm.formulas, (fresh, margins[d].extent)))
             labels = (*labels[:d], fresh, *labels[d + 1 :])
     if not _are_distinct_labels(labels):
         allowed = ", ".join(t for t in numbers if _are_distinct_labels(algorithm.plain_labels(t))) or "none: it has no such"
@@ -110,6 +110,15 @@ def _own_labels(algorithm: Algorithm, p: Primitive, tensor: str, along: str, mar
         allowed = ", ".join(str(x) for x in labels if not str(x).startswith(f"{tensor}_"))
         raise DTError(f"the rows of a copy of {tensor} lie along a label that indexes it by itself", found=along, allowed=allowed or "none", at=p.pos)
     return algorithm, tuple(str(label) for label in labels)
+
+
+def _with_margin_label(algorithm: Algorithm, margin: Margin, taken: tuple[str | None, ...]) -> tuple[Algorithm, str]:
+    """Return the label of a dimension with margins, one that another copy has made for the same extent if there is one, else a new one."""
+    known = (x for x, extent in algorithm.formulas if extent == margin.extent and x.startswith(margin.label) and x not in taken)
+    if label := next(known, ""):
+        return algorithm, label
+    label = free_name(margin.label, algorithm)
+    return replace(algorithm, vars=(*algorithm.vars, label), formulas=(*algorithm.formulas, (label, margin.extent))), label
 
 
 def _renamed(schedule: Schedule, members: set[str], tensor: str, name: str) -> tuple[Primitive, ...]:
