@@ -23,6 +23,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from ....algebra.index_inversion import linear_form
 from ....codegen.powers_of_two import next_power_of_two
 from ....lang import expr as ex
 from ....lang.schedule_checks import reduction_labels
@@ -113,9 +114,14 @@ def _slides(read: ex.Access) -> bool:
 
 def _taps(shape: SchedulingProblem, reads: list[ex.Access], dot: ex.Dot) -> set[str]:
     """Return the short labels of the result beside which a long one is summed over in a window, as in the gradient of a convolution's weights."""
-    windows = [ex.free_labels(i) for a in reads for i in a.index if len(ex.free_labels(i)) > 1]
+    windows = [{x.name: abs(by) for x, by in linear_form(i).items() if isinstance(x, ex.Label)} for a in reads for i in a.index if len(ex.free_labels(i)) > 1]
     summed = {*dot.labels}
-    return {x for w in windows for x in w - summed if shape.sizes[x] <= SHALLOW and any(shape.sizes[k] > shape.sizes[x] for k in w & summed)}
+    return {x for w in windows for x in w.keys() - summed if shape.sizes[x] <= SHALLOW and any(_passes(shape, x, k, by) for k, by in w.items() if k in summed)}
+
+
+def _passes(shape: SchedulingProblem, tap: str, position: str, step: int) -> bool:
+    """Return whether windows of ``tap`` stand at every ``step`` of ``position``, which is longer; not phases of a step beside its few taps: ``W[phase + 2 * k]``."""
+    return shape.sizes[position] > shape.sizes[tap] and not (shape.sizes[tap] <= step and shape.sizes[position] <= SHALLOW)
 
 
 def _sides(shape: SchedulingProblem, labels: list[str] | tuple[str, ...], dot: ex.Dot, first: str = "", taps: Collection[str] = ()) -> Iterator[_Side]:
