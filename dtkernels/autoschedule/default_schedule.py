@@ -46,7 +46,7 @@ from .rules.sibling_gemms import loads_sum_operands
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
 from .stored_elements import feeds_another_output, is_compared_for_equality, products_of_outputs, stored_elements, with_stored_outputs
-from .stored_operands import computed_operand_slowdown, operand_with_rows, stored_operands
+from .stored_operands import computed_operand_slowdown, operand_with_rows, stored_operands, sums_held_rows
 from .summed_products import SummedProduct, beside, summed_product
 
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
@@ -465,12 +465,12 @@ class _Fusion:
     def _is_reread_operand(self, func: str, roots: set[str]) -> bool:
         """Return whether large products reread the operand ``func`` for each of their blocks; it then gets a kernel of its own.
 
-        ``func`` is made of inputs, of products that other kernels make, and of sums.
+        ``func`` is made of inputs and sums, or of products that other kernels make and sums of its own rows.
         """
         reduced = [f for f in self.algorithm.needed_by((func,)) if reduction_labels(self.algorithm, f)]
-        if func in reduced:
-            return False
         made = [f for f in reduced if self.shape.dots(f)]
+        if func in reduced or made and not all(f in made or sums_held_rows(self.shape, f, func) for f in reduced):
+            return False
         for root in roots & set(self.algorithm.funcs):
             elsewhere = all(recompute_is_costly(self.shape, f, root) and not self.shape.underfills_gpu(f, root) for f in made)
             if elsewhere and any(self._rereads(f, func) for f in self.algorithm.needed_by((root,))):

@@ -94,9 +94,10 @@ def _is_operand_summed_over_windows(shape: SchedulingProblem, func: str, root: s
 
 
 def _sums_to(shape: SchedulingProblem, func: str) -> bool:
-    """Return whether each element of ``func`` is a sum, or made from one of its own."""
+    """Return whether each element of ``func`` is a sum, or made from one of its own that is no product: those of attention's scores are chained."""
     own = set(shape.algorithm[func].labels)
-    return any(reduction_labels(shape.algorithm, f) and set(shape.algorithm[f].labels) == own for f in shape.algorithm.needed_by((func,)))
+    sums = (f for f in shape.algorithm.needed_by((func,)) if reduction_labels(shape.algorithm, f) and (f == func or not shape.dots(f)))
+    return any(set(shape.algorithm[f].labels) == own for f in sums)
 
 
 def _is_read_in_windows(shape: SchedulingProblem, func: str, root: str) -> bool:

@@ -98,9 +98,11 @@ def test_few_channels_and_their_taps_are_one_sum(itemsize):
     assert schedule.merged("f")["c_r_s"] == ("c", "r", "s") and schedule.sizes("f", "tensorize")["c_r_s"] >= 32
 
 
-def test_gradients_share_a_copy_and_split_the_sum_over_positions():
+def test_gradients_of_weights_sum_along_images_and_split_the_sum_over_positions():
+    """A tile of channels for each tap, of copies in which the images lie contiguous."""
     program = chosen(CONV2.format(1), IMAGES, 2, ("A", "W"))
-    assert program.schedule.merged("d_W") and program.schedule.sizes("d_W", "split")
+    assert program.schedule.sizes("d_W", "split") and program.schedule.sizes("d_W", "tensorize")["b"] == 32
+    assert [str(p) for p in program.schedule.of("d_W", "stage")] == ["d_W.stage(d_f:b, A:b);"]
     assert [k.name for k in lower(program)].count("d_f_rows") == 1
 
 
