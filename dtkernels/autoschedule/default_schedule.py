@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from ..algebra.operand_types import rows_of
 from ..codegen.analysis.product_types import InputTypes, cast_bytes, typed
@@ -367,8 +367,7 @@ class _Fusion:
         ``stored``: products whose rows are reduced have kernels of their own, with what is made of them element by element.
         ``rows``: outputs without products are computed where others are made from them, or from what they are made from, in rows held whole."""
         shared = shared_passes(self.shape) if passing else ()
-        sums = (lambda output, root: bool(self.shape.dots(output)) or not self.shape.dots(root)) if alone else self._loads_sum_operands
-        joined = {} if apart else fused_outputs(self.shape, sums, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
+        joined = {} if apart else fused_outputs(self.shape, partial(self._loads_sum_operands, alone=alone), rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
         walked = {*self.scans, *(scan_consumer(self.shape, f) for f in self.scans)}  # kernels that run along a label
         joined = {o: place for o, place in joined.items() if not {o, place[0]} & walked}
         within = within and 0 not in self.sizes.values()
@@ -417,10 +416,10 @@ class _Fusion:
         fused = {p.func for p in found if isinstance(p, FuseAt) and p.name == "fuse_at" and p.consumer in roots}
         return bool(self.scans & (roots | fused))
 
-    def _loads_sum_operands(self, output: str, root: str) -> bool:
+    def _loads_sum_operands(self, output: str, root: str, alone: bool = False) -> bool:
         if self.shape.dots(output) or not self.shape.dots(root):
             return True
-        return loads_sum_operands(self.shape, output, [f for f in self.algorithm.needed_by((root,)) if not self._is_reread_operand(f, {root})])
+        return not alone and loads_sum_operands(self.shape, output, [f for f in self.algorithm.needed_by((root,)) if not self._is_reread_operand(f, {root})])
 
     def _stored_sums(self, fused: set[str]) -> tuple[Primitive, ...]:
         """Fuse and store sums that a later kernel reads and that share the loop of an output, or of another sum with a kernel of its own."""

@@ -240,7 +240,7 @@ class KernelCount:
                     stores.added, stores.cleared, len(plan.config.added), strips, parted, gathered, plan.paired, merges=plan.apart or int(merged > 0), float8=self.float8,
                     summed=plan.sums_operands and len(plan.products) == 1, parted_boxes=self._parts_boxes(),
                     computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips,
-                    issued=0.0 if plan.products else self._issued(requests + short, heavy + light, exchanges), passes=0.0 if plan.products else passes,
+                    issued=0.0 if plan.products else self._issued(requests + short, heavy + light, exchanges), passes=passes,
                     runs=0.0 if plan.products else runs, **self._float32_products())  # fmt: skip
 
     def _parts_boxes(self) -> bool:
