@@ -47,19 +47,19 @@ def _spread(array: np.ndarray, have: tuple[str, ...], want: tuple[str, ...], siz
 
 def evaluate(text: str | Algorithm, inputs: dict[str, np.ndarray], scalars: dict[str, float] | None = None, *,
              params: dict[str, int | bool] | None = None, operands: str = "float32", dtypes: dict[str, str] | None = None,
-             errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0, stored: dict[str, str] | None = None,
+             errors: dict[str, np.ndarray] | None = None, approximate: dict[str, float] | None = None, stored: dict[str, str] | None = None,
              underflow: bool = False, rounded: frozenset[str] = frozenset()) -> dict[str, Value]:  # fmt: skip
     """Every Func of the program.
 
     ``operands``: the inputs' dtype, to which computed operands of rdot are rounded. With ``dtypes``, those of the
     floating-point inputs by name: the coarsest among the inputs that enter the product. ``errors``: how far elements of
-    inputs may be off. ``approximate``: the relative error of exp, exp2, sigmoid and tanh by a schedule that asks for one. ``stored``: Funcs
+    inputs may be off. ``approximate``: function -> the relative error that a schedule asks for. ``stored``: Funcs
     that others may read back as they were stored in this dtype. ``underflow``: exponentials too small for float32 may be 0,
     as they are where nothing has the compiler shift them. ``rounded``: inputs that products round as they do what is computed.
     """
     algorithm = parse(text).algorithm if isinstance(text, str) else text
     with np.errstate(all="ignore"):
-        return _Evaluation(algorithm, inputs, scalars or {}, params or {}, operands, dtypes, errors or {}, approximate, stored or {}, underflow, rounded).run()
+        return _Evaluation(algorithm, inputs, scalars or {}, params or {}, operands, dtypes, errors or {}, approximate or {}, stored or {}, underflow, rounded).run()
 
 
 def extents(algorithm: Algorithm, shapes: dict[str, tuple[int, ...]], params: dict[str, int | bool] | None = None) -> dict[str, int]:
@@ -121,10 +121,10 @@ def compared(want: Value) -> int:
 class _Evaluation:
     def __init__(self, algorithm: Algorithm, inputs: dict[str, np.ndarray], scalars: dict[str, float],
                  params: dict[str, int | bool], operands: str, dtypes: dict[str, str] | None = None,
-                 errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0, stored: dict[str, str] | None = None,
+                 errors: dict[str, np.ndarray] | None = None, approximate: dict[str, float] | None = None, stored: dict[str, str] | None = None,
                  underflow: bool = False, rounded: frozenset[str] = frozenset()):  # fmt: skip
         self.algorithm, self.scalars, self.operands = algorithm, scalars, operands
-        self.dtypes, self.errors, self.approximate, self.stored = dtypes, errors or {}, approximate, stored or {}
+        self.dtypes, self.errors, self.approximate, self.stored = dtypes, errors or {}, approximate or {}, stored or {}
         self.underflow, self.rounded = underflow, rounded
         self.params = {**dict(algorithm.params), **params}
         self.inputs = {name: np.asarray(array) for name, array in inputs.items()}
@@ -193,9 +193,7 @@ class _Evaluation:
     def _approximated(self, fn: str, value: Value) -> Value:
         if self.underflow and fn in ("exp", "exp2"):
             value = Value(value.labels, value.v, np.where(np.abs(value.v) < SMALLEST["float32"], np.maximum(value.e, np.abs(value.v)), value.e))
-        if not self.approximate or fn not in ("exp", "exp2", "sigmoid", "tanh"):
-            return value
-        return Value(value.labels, value.v, value.e + self.approximate * np.where(np.isfinite(value.v), np.abs(value.v), 0) + 1e-37)
+        return Value(value.labels, value.v, value.e + relative * np.where(np.isfinite(value.v), np.abs(value.v), 0) + 1e-37) if (relative := self.approximate.get(fn)) else value
 
     def _precision(self, dot: ex.Dot) -> str:
         """The coarsest dtype that a computed operand of ``dot`` may be rounded to."""

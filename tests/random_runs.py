@@ -103,7 +103,7 @@ def _by_schedule(case: Case, device: str) -> Outcome:
         if "which are empty: leave out" not in str(refused) or all(t.numel() for t in case.tensors().values()):
             raise
         return Outcome("refused", "a Func is stored inside empty loops")
-    want = expected_of(case, _error_of_approximations(case))
+    want = expected_of(case, _errors_of_approximations(case))
     kind = "right"
     for func, got in results.items():
         kind = _compare(func, got, want[func]) and kind
@@ -124,14 +124,19 @@ def _dtypes(case: Case) -> dict[str, str]:
     return {n: str(i.dtype).removeprefix("torch.") for n, i in case.inputs.items() if i.dtype.is_floating_point}
 
 
-def _error_of_approximations(case: Case) -> float:
-    """The relative error that the schedule asks for."""
+#: function -> the relative error of its approximation (docs/schedules.md)
+APPROXIMATION_ERRORS = {"tanh": 2.0**-10, "erfc": 2.0**-15, **dict.fromkeys(("log", "log2", "log1p", "expm1"), 2.0**-17)}
+
+
+def _errors_of_approximations(case: Case) -> dict[str, float]:
+    """The relative error of each function that the schedule asks for."""
     args = [a for p in case.program.schedule.primitives if p.name == "approximate" for a in p.args]
     narrow = any(d != "float32" for d in _dtypes(case).values())
-    return max([2.0**-10] * ("tanh" in args) + [1e-4 if narrow else 4e-7] * any(isinstance(a, Share) for a in args), default=0.0)
+    shared = dict.fromkeys(("exp", "exp2", "sigmoid", "tanh"), 1e-4 if narrow else 4e-7) if any(isinstance(a, Share) for a in args) else {}
+    return shared | {fn: error for fn, error in APPROXIMATION_ERRORS.items() if fn in args}
 
 
-def expected_of(case: Case, approximate: float = 0.0) -> dict[str, Value]:
+def expected_of(case: Case, approximate: dict[str, float] | None = None) -> dict[str, Value]:
     """Every Func of the program by the oracle."""
     arrays = {n: as_numpy(t) for n, t in case.tensors().items()}
     return evaluate(str(case.program), arrays, SCALARS, params=case.params, dtypes=_dtypes(case), approximate=approximate, stored=_stored(case),

@@ -268,7 +268,7 @@ def thread_elements(shape: SchedulingProblem, root: str, read: list[ex.Access]) 
     """
     own = {*map(ex.Label, shape.algorithm[root].labels)}
     forms = [linear_form(a.index[-1]) for a in read if a.index and len(ex.free_labels(a.index[-1])) > 1]
-    strides = [abs(times) for form in forms for atom, times in form.items() if atom in own]
+    strides = [abs(times) for form in forms for atom, times in form.items() if times and atom in own]
     return max(1, L1_EACH // (max(strides, default=1) * shape.itemsize))
 
 
