@@ -260,6 +260,7 @@ class Wrapper:
             *(label for w in kernel.writes for label in self._shape(kernel, w)),
             *self.texts[kernel.name].labels,
             *(label for k in (kernel, *kernel.tail) if k.name in self.described for label in self.described[k.name].labels),
+            *(g.label for k in (kernel, *kernel.tail) for g in k.grid if g.label in self.merged),  # in blocks of 1 it is no argument
         ]
 
     def _shape(self, kernel: Kernel, buffer: str) -> tuple[str, ...]:

@@ -58,6 +58,10 @@ def test_labels_that_every_tensor_has_together(labels, given):
     check(text, {"dense": a, "a part of rows": random((2, 20, 5, 11), (1,))[0][..., 1:10], "turned": a.transpose(2, 3)}[given], w)
 
 
+def test_a_merged_label_in_blocks_of_one():
+    check("Func f; In A; Var x, y; f[y, x] = 2 * A[x, y]; f.merge(p, x, y); f.block(p:1);", *random((5, 9)))
+
+
 def test_tensors_of_merged_labels_are_read_as_one_dimension_where_they_are():
     source = dtkernels.compile(POINTWISE + "f.merge(p, y, x); f.block(b:1, o:16, p:32); f.tensorize(b:1, o:16, p:32, c:16);").source
     assert "(p[None, :]) * A_stride_x if DENSE_A_2_3 else" in source and "DENSE_f_2_3=f_out.stride(2) == size_x * f_out.stride(3)" in source
