@@ -423,11 +423,17 @@ class _Reverse:
         extents = a.extents + tuple(dict.fromkeys(self.new_extents))
         formulas = a.formulas + tuple(dict.fromkeys(self.new_formulas))
         whole = replace(a, inputs=a.inputs + adjoints, rvars=a.rvars + tuple(self.new_labels), extents=extents, formulas=formulas)
-        whole = whole.with_definitions(definitions)
+        whole = told = whole.with_definitions(definitions)
         if formulas:  # what an adjoint's shape tells needs no formula, and so no input that only the formula reads
             whole = replace(whole, formulas=tuple(f for f in formulas if whole.extent_source(f[0]) is None))
         needed = whole.needed_by(grads + self.outputs)  # outputs stay until it is known which are read
-        return whole.with_definitions(tuple(d for d in definitions if d.name in needed))
+        kept = whole.with_definitions(tuple(d for d in definitions if d.name in needed))
+        return replace(kept, formulas=tuple((label, told.extent_formulas(label)[0] if _lacks_extents(kept, formula) else formula) for label, formula in kept.formulas))
+
+
+def _lacks_extents(algorithm: Algorithm, formula: ex.Expr) -> bool:
+    """Return whether a formula counts by a label whose extent ``algorithm`` does not know any more."""
+    return any(isinstance(n, ex.Len) and algorithm.plain_extent(n.label) is None and not algorithm.formulas_of(n.label) for n in formula.walk())
 
 
 def _tells_extent(index: object) -> bool:

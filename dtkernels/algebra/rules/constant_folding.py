@@ -112,13 +112,20 @@ def drop_unused(algorithm: Algorithm, keep: tuple[str, ...] = ()) -> Algorithm:
     used = {n.tensor for n in nodes if isinstance(n, ex.Access)} | {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Label))}
     used |= {n.label for n in nodes if isinstance(n, ex.Len)} | reduced | own | set(keep)
     used |= {tensor for label, tensor, _ in algorithm.extents if label in used}
-    used |= {tensor for label, formula in algorithm.formulas if label in used for tensor, _ in inputs_of(formula)}
+    formulas = tuple((label, _in_terms_of(used, formula, algorithm)) for label, formula in algorithm.formulas if label in used)
+    used |= {tensor for _, formula in formulas for tensor, _ in inputs_of(formula)}
     kept: dict[str, Any] = {kind: tuple(n for n in getattr(algorithm, kind) if n in used) for kind in ("inputs", "scalars")}
     kept["extents"] = tuple(e for e in algorithm.extents if e[0] in used)
-    kept["formulas"] = tuple(f for f in algorithm.formulas if f[0] in used)
+    kept["formulas"] = formulas
     kept["vars"] = tuple(v for v in algorithm.vars if v in own)
     kept["rvars"] = tuple(v for v in algorithm.labels if v in used and v not in kept["vars"])
     return replace(algorithm, **kept)
+
+
+def _in_terms_of(labels: set[str], formula: ex.Expr, algorithm: Algorithm) -> ex.Expr:
+    """Return a formula that counts by ``labels`` as it is, any other in terms of sizes of inputs."""
+    lost = any(isinstance(n, ex.Len) and n.label not in labels for n in formula.walk())
+    return expanded(formula, algorithm._extent_expr) if lost else formula
 
 
 def with_plain_vars(algorithm: Algorithm) -> Algorithm:

@@ -343,6 +343,8 @@ def _axes_of(tile: Tile) -> frozenset[Axis]:
             return frozenset(a for a in box if a is not None)
         case TileReduce(_, arg, axes):
             return axes_of(arg) - frozenset(axes)
+        case Guard(arg, axes, _):  # arg may be the same for all of a tile
+            return axes_of(arg) | frozenset(a for a in axes if not a.scalar)
         case EveryNth(arg, axis, group):
             return axes_of(arg) - {axis} | {group}
         case Repeat(arg, axis, group):

@@ -96,3 +96,14 @@ def test_an_output_that_the_saved_logarithm_shifts_is_not_read():
 def test_a_sum_for_rows_and_columns_at_sizes_without_elements_has_a_schedule():
     op = op_of("Func g, f; In A, B, C, D; Var z, k; RVar x, l; g[x] = -rsum(A[l], l) + B[x]; f[z, k, l] = rsum(g[x] + B[x], x) + C[k] + D[z, l];")
     assert op(rand(3), rand(9, seed=1), rand(0), rand(3, 3, seed=2)).shape == (3, 0, 3)
+
+
+@pytest.mark.parametrize(("extent", "length"), [("3", 3), ("B[0] - 1", 4)])
+def test_groups_of_a_label_that_only_the_results_know_have_an_extent(extent, length):
+    op = op_of(f"Func f, g; In A, B, C; Var y; RVar x; Extent y = {extent}; f[y] = rsum(exp(B[x] * A[y / 2]), x); g[y] = f[y] + C[0];")
+    a, b, c = rand(3).requires_grad_(), rand(5, seed=1).requires_grad_(), rand(1, seed=2)
+    want = (b[:, None] * a[torch.arange(length) // 2]).exp().sum(0) + c
+    got = op(a, b, c)
+    torch.testing.assert_close(got, want)
+    for mine, theirs in zip(torch.autograd.grad(got.square().sum(), [a, b]), torch.autograd.grad(want.square().sum(), [a, b])):
+        torch.testing.assert_close(mine, theirs)

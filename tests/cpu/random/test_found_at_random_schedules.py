@@ -77,3 +77,9 @@ def test_tiles_in_parts_add_up_across_the_loops_of_a_mask():
     """Between the masked loops is one that passes no extent, whose axis is another one of the same label."""
     check("""Func g, f; In A, B; Var x; RVar y; g[x] = rsum(where(y <= x and x - y < 32, exp(A[x, y]), 0), y); f[x, y] = g[x] + B[x, y];
     g.fuse_at(f, x); f.block(x:4, y:12); f.tensorize(x:4, y:12);""", rand(40, 40), rand(40, 40, seed=1))  # fmt: skip
+
+
+def test_terms_that_are_one_for_all_of_a_tile_count_as_many_as_are_inside():
+    """Ten ``y`` in tiles of 4, of which each has one ``y / 4``: the last tile has two."""
+    check("""Func f; In A, B; Var x; RVar y; Extent y = 10; f[x] = A[x] * rsum(where(B[y / 4] < A[x], B[y / 4], 0.5), y);
+    f.block(x:1); f.tensorize(y:4);""", rand(3), rand(3, seed=1))  # fmt: skip

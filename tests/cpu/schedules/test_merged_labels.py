@@ -59,7 +59,7 @@ def test_labels_that_every_tensor_has_together(labels, given):
 
 
 def test_a_merged_label_in_blocks_of_one():
-    check("Func f; In A; Var x, y; f[y, x] = 2 * A[x, y]; f.merge(p, x, y); f.block(p:1);", *random((5, 9)))
+    check("Func f; In A; Var x, y; f[y, x] = 2 * A[x, y]; f.merge(p, x, y); f.block(p:1);", random((5, 9), (1,))[0])
 
 
 def test_tensors_of_merged_labels_are_read_as_one_dimension_where_they_are():
