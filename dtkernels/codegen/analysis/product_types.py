@@ -103,7 +103,8 @@ class Operands:
             made.held = dict.fromkeys((*product_inputs(algorithm), *operands_only(algorithm)))
             made.held |= {f: t for f, t in buffers.items() if t.fixed}
         else:
-            kept = _also_read_as_they_are(algorithm)
+            several = {t for t, types in _operand_types(algorithm).items() if len(types) > 1}  # some of their products may be sums of a few terms, in no tile
+            kept = _also_read_as_they_are(algorithm) | several
             plain = {t: next(iter(found)) for t, found in taken.items() if t in algorithm.inputs and t not in kept and len(found) == 1}
             made.held = {**{t: found for t, found in plain.items() if not found.fixed}, **buffers}
             made.loose = frozenset(t for t in taken if t in algorithm.inputs and t not in made.held)

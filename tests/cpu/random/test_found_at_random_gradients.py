@@ -107,3 +107,12 @@ def test_groups_of_a_label_that_only_the_results_know_have_an_extent(extent, len
     torch.testing.assert_close(got, want)
     for mine, theirs in zip(torch.autograd.grad(got.square().sum(), [a, b]), torch.autograd.grad(want.square().sum(), [a, b])):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_a_product_of_single_terms_reads_the_gradient_that_another_product_rounds_unrounded():
+    """``d_A`` is a product in float16, ``d_B`` one in float32, whose sum over one ``x`` is no product of tiles."""
+    op = op_of("Func e, f; In A, B; Var x, y, z; RVar k; e[z, x, k] = exp(A[z, x, k]); f[z, x, y] = rdot(e[z, x, k], B[y, z, k], k);")
+    a, b, g = rand(33, 1, 16).requires_grad_(), rand(16, 33, 16, seed=1).half().requires_grad_(), rand(33, 1, 16, seed=2)
+    got = torch.autograd.grad(op(a, b), [b], g)[0]
+    want = torch.einsum("zxk,zxy->yzk", a.detach().exp().double(), g.double())
+    torch.testing.assert_close(got.double(), want.half().double(), rtol=2**-20, atol=0)
