@@ -275,7 +275,7 @@ class _Evaluation:
         if kind == "mean":
             total, error = total / count, error / max(count, 1) + U * np.abs(total / max(count, 1))
         both = np.isnan(total) & ~np.isnan(v).any(axis=axes)  # infinities of both signs: of an infinite factor that leaves the sum an infinity is left
-        total, error = np.where(both, 0.0, total), np.where(both, np.inf, error)
+        total, error = np.where(both & (count > 0), 0.0, total), np.where(both, np.inf, error)  # a mean of nothing is a NaN, or what all terms would be
         return Value(kept, *_settled(total, error, [e.max(axis=axes, initial=0.0)]))
 
     def _scan(self, scan: ex.Scan) -> Value:
