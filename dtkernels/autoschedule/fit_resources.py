@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ..codegen.analysis.dtype_propagation import operands_only
+from ..codegen.analysis.dtype_propagation import narrow_buffers
 from ..codegen.analysis.product_types import BYTES, ElementBytes, InputTypes, cast_bytes, typed_buffers, typed_inputs
 from ..codegen.analysis.resources import check_resources
 from ..codegen.ir.nest import Kernel, has_matrix_product
@@ -45,10 +45,10 @@ def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int 
     copies = {f"{t}_rows": t for t in algorithm.inputs}  # see stage_aligned_copies.py
     cast = {d.name: n for d in algorithm.definitions if (n := cast_bytes(algorithm, d.name))}
     if isinstance(itemsize, int):
-        return cast | dict.fromkeys((*copies, *algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
+        return cast | dict.fromkeys((*copies, *algorithm.inputs, *outputs, *narrow_buffers(algorithm)), itemsize)
     algorithm = itemsize.typed(algorithm)
     typed = {**typed_buffers(algorithm), **typed_inputs(algorithm)}
-    buffers = {t: BYTES[itemsize.operand(wanted)] for t, wanted in typed.items()}
+    buffers = {t: BYTES[itemsize.operand(wanted) if wanted else itemsize.result(algorithm)] for t, wanted in typed.items()}
     inputs = {t: BYTES.get(dtype, 8) for t, dtype in itemsize.of}
     made = {copy: inputs.get(t, 4) for copy, t in copies.items()} | inputs | buffers | dict.fromkeys(algorithm.float8_buffers, 1)  # inputs as kernels get them
     return ElementBytes(itemsize, made | dict.fromkeys(outputs, BYTES[itemsize.result(algorithm)]) | cast)

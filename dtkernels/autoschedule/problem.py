@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ..algebra.operand_types import OperandTypes
-from ..codegen.analysis.dtype_propagation import operands_only
+from ..codegen.analysis.dtype_propagation import narrow_buffers
 from ..codegen.analysis.product_types import BYTES, InputTypes, cast_bytes
 from ..codegen.powers_of_two import last_power_of_two
 from ..codegen.target import Target
@@ -70,7 +70,7 @@ class SchedulingProblem:
         """Return the bytes of an element of a Func that lies between kernels, or is an output."""
         if func in self.outputs:
             return min(self.itemsize, 4)
-        return cast_bytes(self.algorithm, func) or (min(self.itemsize, 4) if func in operands_only(self.algorithm) else 4)
+        return cast_bytes(self.algorithm, func) or (min(self.itemsize, 4) if func in narrow_buffers(self.algorithm) else 4)
 
     def result_bytes(self) -> int:
         """Return bytes an element of the outputs."""

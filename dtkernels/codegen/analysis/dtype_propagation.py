@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from ...algebra.operand_types import rows_of
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
+from .normalized_products import normalized_products
 
 
 def value_inputs(algorithm: Algorithm, inputs: Iterable[str]) -> list[str]:
@@ -71,8 +72,13 @@ def _uses(expr: ex.Expr, within: bool, compared: bool) -> Iterator[tuple[ex.Acce
         yield from _uses(child, within or isinstance(expr, ex.Dot), compared or asked)
 
 
+def narrow_buffers(algorithm: Algorithm) -> frozenset[str]:
+    """Return the Funcs that are stored between kernels in the dtype of the results, or of the products that read them, rather than in float32."""
+    return operands_only(algorithm) | normalized_products(algorithm)
+
+
 def operands_only(algorithm: Algorithm) -> frozenset[str]:
-    """Return the Funcs that only matrix products consume, or sums that are results: between kernels they are stored in the inputs' dtype.
+    """Return the Funcs that only matrix products consume, or sums that are results.
 
     The gradient of a linear layer's result is one: products take it, and the gradient of a bias is its sum, of rounded terms as in torch.
     """

@@ -1,8 +1,9 @@
 """Decide in which dtype emitted kernels store the operands of their matrix products; algebra/operand_types.py has the rule.
 
 A Func that only products read, without conversion, is stored between kernels in the widest of their types, rounded once where it is computed.
-Any other Func is float32, unless it is an output or a cast. The wrapper casts an input that products of one type read. An input that
-products of several types read keeps its dtype, and each product converts what it loads.
+A product that a normalization reads is stored in the results' dtype (normalized_products.py). Any other Func is float32, unless it is an
+output or a cast. The wrapper casts an input that products of one type read. An input that products of several types read keeps its dtype,
+and each product converts what it loads.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ...algebra.operand_types import CAST, OperandType, products, rows_of, work
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ..ir.nest import DescriptorLoad, Let, Load, Local, TileDot, loaded, statements, values
-from .dtype_propagation import operands_only, product_inputs, value_inputs
+from .dtype_propagation import narrow_buffers, operands_only, product_inputs, value_inputs
 
 if TYPE_CHECKING:
     from ..ir.nest import Kernel
@@ -30,11 +31,15 @@ def cast_bytes(algorithm: Algorithm, func: str) -> int:
     return BYTES.get(SHORT_NAMES.get(algorithm.own_dtype(func), ""), 0)
 
 
-def typed_buffers(algorithm: Algorithm) -> dict[str, OperandType]:
-    """Map Funcs that only products read, without conversion, to the widest type of these: they are stored in it between kernels."""
+def typed_buffers(algorithm: Algorithm) -> dict[str, OperandType | None]:
+    """Map Funcs that are not stored in float32 between kernels to the type that they are stored in; None is the results' dtype.
+
+    One that only products read, without conversion, has the widest type of these.
+    """
     only = operands_only(algorithm)
     wanted = {t: _widest(types) for t, types in _operand_types(algorithm).items() if t in only}
-    return {t: found for t, found in sorted(wanted.items()) if found is not None and not found.float8}
+    found = {t: w for t, w in sorted(wanted.items()) if w is not None and not w.float8}
+    return found | dict.fromkeys(sorted(narrow_buffers(algorithm) - only))
 
 
 def _widest(types: set[OperandType]) -> OperandType | None:
@@ -100,8 +105,8 @@ class Operands:
         made = Operands(algorithm, uniform)
         buffers = typed_buffers(algorithm)
         if uniform:
-            made.held = dict.fromkeys((*product_inputs(algorithm), *operands_only(algorithm)))
-            made.held |= {f: t for f, t in buffers.items() if t.fixed}
+            made.held = dict.fromkeys((*product_inputs(algorithm), *sorted(narrow_buffers(algorithm))))
+            made.held |= {f: t for f, t in buffers.items() if t is not None and t.fixed}
         else:
             several = {t for t, types in _operand_types(algorithm).items() if len(types) > 1}  # some of their products may be sums of a few terms, in no tile
             kept = _also_read_as_they_are(algorithm) | several

@@ -309,7 +309,7 @@ class Wrapper:
         if multiplied:
             wanted += [self.operands.type_of(dot) for k in self.kernels for one in (k, *k.tail) for dot in products_of(one)]
             wanted += [self.operands.held[t] for t in self.reads if t in self.operands.held and not self.operands.uniform]
-        wanted += [self.operands.held[w] for k in self.kernels for w in k.writes if self._stored_for_products(w)]
+        wanted += [self.operands.held[w] for k in self.kernels for w in k.writes if self._is_stored_narrow(w)]
         found = []
         for t in (t for t in dict.fromkeys(wanted) if t is not None):
             if t.float8:
@@ -319,8 +319,8 @@ class Wrapper:
             found.append(f"    {self.operands.variable(t)} = operand_dtype({', '.join(s for s in sides if s)})")
         return found
 
-    def _stored_for_products(self, buffer: str) -> bool:
-        """Return whether a kernel writes ``buffer`` in the type of the products that read it."""
+    def _is_stored_narrow(self, buffer: str) -> bool:
+        """Return whether a kernel writes ``buffer`` in the type of the products that read it, or in the results' dtype."""
         return buffer in self.operands.held and buffer not in self.outputs and (buffer in self.algorithm.operands or not isinstance(self.algorithm[buffer].expr, ex.Cast))
 
     def _promoted(self, sources: tuple[str, ...]) -> str:
@@ -353,7 +353,7 @@ class Wrapper:
                 else "dtype"
                 if w in self.outputs
                 else self.operands.variable(held[w])
-                if self._stored_for_products(w)
+                if self._is_stored_narrow(w)
                 else "torch.float32"
             )
             if w in self.copied and dtype == "torch.float32":

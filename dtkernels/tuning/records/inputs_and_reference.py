@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...codegen.analysis.dtype_propagation import operands_only
+from ...codegen.analysis.dtype_propagation import narrow_buffers
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ...runtime.aot_build import meta_tensors
@@ -73,7 +73,7 @@ def itemsizes(work: TuningProblem) -> dict[str, int]:
     """Return the element size of every buffer in bytes."""
     forward, variant = variants_of(work.group)
     tensors = meta_tensors(forward, variant, work.extents, work.group.torch_dtype)
-    alike = (*variant.outputs, *operands_only(variant.algorithm))  # values that only products read are stored in their operands' dtype
+    alike = (*variant.outputs, *narrow_buffers(variant.algorithm))  # values between kernels that are as narrow as results
     return {n: t.dtype.itemsize for n, t in tensors.items()} | dict.fromkeys(alike, work.group.itemsize)
 
 
