@@ -356,7 +356,7 @@ def approximations(shape: SchedulingProblem, members: list[str]) -> Pairs:
         used -= {"tanh", "erfc"} & _functions_of_factors(n.left) & _functions_of_factors(n.right)
     wide = [e for m in members if isinstance(e := shape.algorithm[m].expr, ex.Cast) and e.dtype == "fp32"]
     used -= {n.fn for e in wide for n in e.walk() if isinstance(n, ex.Call)}
-    known = shape.itemsize == 2 and shape.target.backend == "cuda" and isinstance(shape.target.arch, int) and shape.target.arch >= 75
+    known = shape.result_bytes() == 2 and shape.target.backend == "cuda" and isinstance(shape.target.arch, int) and shape.target.arch >= 75
     return tuple((f, "") for f in APPROXIMATIONS if f in used) if known else ()
 
 

@@ -81,8 +81,9 @@ class _Reads:
             case ex.Reduce("sum" | "mean") | ex.Dot():
                 inner = self._of_children(e, func)
                 return frozenset({"other"} if "other" in inner else {"summed"} if inner else ())
-            case ex.Cast(arg, dtype) if dtype != "fp32":
-                return self._kinds(arg, func)
+            case ex.Cast(arg, dtype):  # float32 is asked for to keep digits
+                inner = self._kinds(arg, func)
+                return inner if dtype != "fp32" or inner <= {"summed"} else frozenset({"other"})
         inner = self._of_children(e, func)
         return inner if inner <= _REDUCED else frozenset({"other"})
 

@@ -4,6 +4,7 @@ import pytest
 
 from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.codegen.analysis.product_types import InputTypes
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
 
@@ -29,3 +30,12 @@ def asked(text: str, itemsize: int = 2, gpu: str = "h100") -> set[str]:
 def test_functions_of_16_bit_results(text, wanted):
     assert asked(text) == wanted
     assert asked(text, gpu="mi300x") == set() and not asked(text, itemsize=4) - {"rdot"}
+
+
+def test_results_of_float32_keep_their_functions_beside_16_bit_products():
+    """``B`` in float32 makes the result float32; the product is still of 16 bits."""
+    algorithm = prepare_algorithm(parse("Func y, f; In X, W, B; Var m, n; RVar k; y[m, n] = rdot(X[m, k], W[n, k], k); f[m, n] = tanh(y[m, n]) + B[n];").algorithm, ("f",))
+    for bias, wanted in (("bf16", {"tanh"}), ("fp32", set())):
+        types = InputTypes((("X", "bf16"), ("W", "bf16"), ("B", bias)))
+        schedule = default_schedule(algorithm, ("f",), {label: 2048 for label in algorithm.labels}, types, target("h100"))
+        assert {str(a) for p in schedule.primitives if p.name == "approximate" for a in p.args} == wanted
