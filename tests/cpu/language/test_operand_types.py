@@ -11,6 +11,8 @@ from oracle import check
 
 import dtkernels
 from dtkernels.lang import parse
+from dtkernels.lang.spec import Spec
+from dtkernels.runtime.bind.operator import Operator
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "int64": torch.int64}
 NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -168,3 +170,20 @@ def test_a_scalar_input_has_no_say():
     assert out.dtype == torch.float16
     out = dtkernels.compile(text)(**given, alpha=torch.tensor(0.0))
     assert out.dtype == torch.float16 and torch.equal(out, ones(16, 16, value=32.0))
+
+
+@pytest.mark.parametrize("dtypes", [("bf16",) * 3, ("fp16",) * 3, ("fp32",) * 3, ("bf16", "bf16", "fp32")])
+def test_a_product_that_a_normalization_reads_is_rounded_once(dtypes):
+    """Rounding errors of the statistics are averaged; results of float32 see no rounding at all."""
+    text = """Func y, mean, var, f; In X, W, g; Var b, o; RVar k; y[b, o] = rdot(X[b, k], W[o, k], k) + g[o]; mean[o] = rmean(y[b, o], b);
+    var[o] = rmean((y[b, o] - mean[o]) * (y[b, o] - mean[o]), b); f[b, o] = (y[b, o] - mean[o]) * rsqrt(var[o] + 0.00001);"""
+    generator = torch.Generator().manual_seed(0)
+    x, w, g = (torch.randn(shape, generator=generator).to(DTYPES[d]) for shape, d in zip([(80, 40), (24, 40), (24,)], dtypes))
+    got = Operator(Spec("layer", "A layer.", parse(text)))(x, w, g)
+    y = x.double() @ w.double().T + g.double()
+    scale = (y.var(0, correction=0) + 1e-5).rsqrt()
+    want = (y - y.mean(0)) * scale
+    step = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12, torch.float32: 2.0**-24}[got.dtype]
+    off = step * y.abs() * scale  # of an element; the mean of a column is off by as much in the middle, at most
+    bound = 2 * step * want.abs() + off + off.mean(0) * (1 + want.abs()) + 2e-5
+    assert got.dtype == (DTYPES[dtypes[0]] if len({*dtypes}) == 1 else torch.float32) and ((got.double() - want).abs() <= bound).all()
