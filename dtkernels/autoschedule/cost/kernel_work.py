@@ -182,11 +182,11 @@ class KernelCount:
         return found
 
     def bytes_of(self, tensor: str) -> int:
-        """Return the bytes of an element: products read and outputs have the dtype of the call, other Funcs are float32 or casts."""
+        """Return the bytes of an element: what products read, products that are normalized, and outputs have the dtype of the call, other Funcs are float32 or casts."""
         known = self.plan.known
         if tensor in known.bytewise:
             return 1
-        if tensor not in known.funcs or tensor in known.multiplied or tensor in known.outputs:
+        if tensor not in known.funcs or tensor in known.narrow or tensor in known.outputs:
             return self.itemsize
         return known.cast.get(tensor, 4)
 

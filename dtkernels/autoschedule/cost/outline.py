@@ -61,21 +61,23 @@ class Outline(NamedTuple):
     funcs: tuple[FuncOutline, ...]
     aliases: tuple[tuple[str, tuple[str, ...]], ...]  #: a Func's label -> the labels that an access puts in its place
     cast: tuple[tuple[str, int], ...] = ()  #: a Func that is a cast to fewer than 4 bytes -> these bytes
+    normalized: tuple[str, ...] = ()  #: products that are stored in the dtype of the results, as a normalization reads them
 
     @staticmethod
     def of(algorithm: Algorithm) -> Outline:
         """Return the outline of a prepared algorithm."""
+        from ...codegen.analysis.normalized_products import normalized_products
         from ...codegen.analysis.product_types import cast_bytes
 
         cast = tuple((d.name, n) for d in algorithm.definitions if 0 < (n := cast_bytes(algorithm, d.name)) < 4)
-        return Outline(tuple(_func(d.name, d.labels, d.expr) for d in algorithm.definitions), _aliases(algorithm), cast)
+        return Outline(tuple(_func(d.name, d.labels, d.expr) for d in algorithm.definitions), _aliases(algorithm), cast, tuple(sorted(normalized_products(algorithm))))
 
     @staticmethod
     def read(data: list) -> Outline:
         """Read what JSON made of an outline: lists in place of tuples."""
-        funcs, aliases, cast = data
+        funcs, aliases, cast, normalized = data
         made = tuple([_read_func(*f) for f in funcs])
-        return Outline(made, tuple([(label, tuple(labels)) for label, labels in aliases]), tuple([(func, n) for func, n in cast]))
+        return Outline(made, tuple([(label, tuple(labels)) for label, labels in aliases]), tuple([(func, n) for func, n in cast]), tuple(normalized))
 
     def divided_by(self, number: int, instead: int) -> Outline:
         """Replace the number that divides labels in accesses: a manifest stands for all values of a parameter."""
@@ -146,9 +148,9 @@ class Known:
         return found
 
     @cached_property
-    def multiplied(self) -> frozenset[str]:
-        """Funcs that are read as operands of products of one dtype; between kernels they are stored in that."""
-        return frozenset(r.tensor for f in self.outline.funcs if f.products for r in f.reads)
+    def narrow(self) -> frozenset[str]:
+        """Funcs that are read as operands of products of one dtype, or normalized: between kernels they are stored in that."""
+        return frozenset(r.tensor for f in self.outline.funcs if f.products for r in f.reads) | {*self.outline.normalized}
 
 
 def _read_func(name: str, labels: list, reduced: list, reads: list, products: list, heavy: int, light: int, bounded: list) -> FuncOutline:
