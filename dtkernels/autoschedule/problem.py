@@ -147,7 +147,7 @@ class SchedulingProblem:
     def row_stride(self, tensor: str) -> int:
         """Return the elements between rows of a contiguous tensor; 1 if unknown."""
         label = self.last_label(tensor)
-        return self.sizes[label] if label is not None else 1
+        return self.sizes.get(label, 1) if label is not None else 1
 
     def last_label(self, tensor: str) -> str | None:
         """Return the label of a tensor's last dimension; None where it has none, or one of unknown extent."""

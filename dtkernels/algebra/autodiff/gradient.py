@@ -396,19 +396,21 @@ class _Reverse:
 
     def _named(self, wish: str, e: ex.Expr, c: ex.Expr) -> ex.Access:
         """Return an element of a new Func that is ``e``; its rows are those that ``c`` picks."""
-        free = tuple(sorted(ex.free_labels(e), key=lambda label: (label not in ex.free_labels(c), label)))
-        name = fresh_name(wish, self.taken)
-        self.new.append(Definition(name, free, e))
-        return ex.Access(name, tuple(map(ex.Label, free)))
+        return self._defined(wish, sorted(ex.free_labels(e), key=lambda label: (label not in ex.free_labels(c), label)), e)
+
+    def _defined(self, wish: str, labels: list[str], e: ex.Expr) -> ex.Access:
+        """Return an element of a new Func that is ``e``. Labels that have temporary names have declared ones in its definition."""
+        element = ex.Access(fresh_name(wish, self.taken), tuple(map(ex.Label, labels)))
+        both = self._restore(ex.Binary("*", element, e), {label.rstrip("'"): label for label in labels if label.endswith("'")})
+        assert isinstance(both, ex.Binary) and isinstance(both.left, ex.Access)
+        self.new.append(Definition(element.tensor, tuple(i.name for i in both.left.index if isinstance(i, ex.Label)), both.right))
+        return element
 
     def _picked_sum(self, c: ex.Expr, e: ex.Access, labels: tuple[str, ...]) -> ex.Expr:
         """Return the sum of the elements of ``e`` that ``c`` picks, as a Func of its own whose rows lie as those of ``e``."""
         summed = self._plain_sum(where(c, e, ZERO), labels)
         own = [i.name for i in e.index if isinstance(i, ex.Label)]
-        free = sorted(ex.free_labels(summed), key=lambda label: (label in own, own.index(label) if label in own else 0, label))
-        name = fresh_name(f"{e.tensor}_sum", self.taken)
-        self.new.append(Definition(name, tuple(free), summed))
-        return ex.Access(name, tuple(map(ex.Label, free)))
+        return self._defined(f"{e.tensor}_sum", sorted(ex.free_labels(summed), key=lambda label: (label in own, own.index(label) if label in own else 0, label)), summed)
 
     def reads(self, func: str) -> bool:
         """Return whether ``func`` depends on an input."""

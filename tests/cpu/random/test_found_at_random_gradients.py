@@ -116,3 +116,15 @@ def test_a_product_of_single_terms_reads_the_gradient_that_another_product_round
     got = torch.autograd.grad(op(a, b), [b], g)[0]
     want = torch.einsum("zxk,zxy->yzk", a.detach().exp().double(), g.double())
     torch.testing.assert_close(got.double(), want.half().double(), rtol=2**-20, atol=0)
+
+
+def test_a_sum_over_picked_rows_whose_columns_the_target_has_too():
+    """The gradient of ``A`` through its plain side sums ``d_g`` by rows; its columns have the label of the target."""
+    op = op_of("""Func g, f; In A, T, B; Var l; RVar x, y; g[x, l] = rdot(A[y, x], A[y, T[l] % 16], y); f[l, y] = rdot(B[l, x], A[y, x], x);
+    g.compile(); f.compile();""")
+    a, b, t = rand(7, 16).requires_grad_(), rand(33, 16, seed=1).requires_grad_(), torch.arange(33, dtype=torch.int32) * 5
+    want = a.T @ a[:, t.long() % 16], b @ a.T
+    got = op(a, t, b)
+    adjoints = [rand(*r.shape, seed=2) for r in want]
+    for mine, theirs in zip(torch.autograd.grad(got, [a, b], adjoints), torch.autograd.grad(want, [a, b], adjoints)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
