@@ -41,6 +41,8 @@ class _Reads:
         self.root = root
         self.dependents = {d.name for d in algorithm.definitions if root in algorithm.needed_by((d.name,))}
         self.has_sum = self.has_element = False
+        self.seen: set[str] = set()
+        self.dividing: dict[str, bool] = {}
 
     def are_normalized(self) -> bool:
         """Return whether ``root`` is read in a sum and element by element, and in no way that would show its rounding. Parts of a sum are only summed."""
@@ -48,6 +50,7 @@ class _Reads:
 
     def _allows_rounding(self, func: str) -> bool:
         """Return whether no read of ``func``, which is linear in the root, shows the rounding of the root."""
+        self.seen.add(func)
         for d in self.algorithm.definitions:
             if d.name == func:
                 continue
@@ -56,7 +59,7 @@ class _Reads:
                 return False
             self.has_sum |= "summed" in found
             self.has_element |= bool(found & {"linear", "normalized"})
-            if "linear" in found and not self._allows_rounding(d.name):
+            if "linear" in found and d.name not in self.seen and not self._allows_rounding(d.name):
                 return False
         return True
 
@@ -118,9 +121,14 @@ class _Reads:
                     return True
                 case ex.Binary("/", _, below) if self._is_made_of_sums(below):
                     return True
-                case ex.Access(tensor, _) if tensor in self.dependents and tensor != self.root and self._divides(self.algorithm[tensor].expr):
+                case ex.Access(tensor, _) if tensor in self.dependents and tensor != self.root and self._func_divides(tensor):
                     return True
         return False
+
+    def _func_divides(self, func: str) -> bool:
+        if func not in self.dividing:
+            self.dividing[func] = self._divides(self.algorithm[func].expr)
+        return self.dividing[func]
 
     def _is_made_of_sums(self, e: ex.Expr) -> bool:
         """Return whether an expression reads what depends on the root."""
