@@ -5,13 +5,12 @@ Before: ``s + k - 3 == t``  After: ``s == t - k + 3``; a factor divides: ``2 * s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..lang import expr as ex
+from ..lang.extents.linear_form import LinearForm, linear_form
 from .smart_constructors import ZERO, add, negate
-
-LinearForm = dict[ex.Expr | None, int]  #: addend -> its integer factor, in the order of the text; None is the constant addend
 
 
 @dataclass(frozen=True)
@@ -73,29 +72,6 @@ def _single_addend(form: LinearForm, name: str) -> ex.Expr | None:
     """Return the one addend that contains the label ``name``."""
     having = [a for a, times in form.items() if times and a is not None and name in ex.free_labels(a)]
     return having[0] if len(having) == 1 else None
-
-
-def linear_form(index: ex.Expr) -> LinearForm:
-    """Return the addends of an index with their integer factors."""
-    form: LinearForm = {}
-    for atom, times in _addends(index, 1):
-        form[atom] = form.get(atom, 0) + times
-    return form
-
-
-def _addends(e: ex.Expr, times: int) -> Iterator[tuple[ex.Expr | None, int]]:
-    match e:
-        case ex.Const(value) if type(value) is int:
-            yield None, times * value
-        case ex.Unary("-", a):
-            yield from _addends(a, -times)
-        case ex.Binary("+" | "-" as op, a, b):
-            yield from _addends(a, times)
-            yield from _addends(b, times if op == "+" else -times)
-        case ex.Binary("*", ex.Const(value), a) | ex.Binary("*", a, ex.Const(value)) if type(value) is int:
-            yield from _addends(a, times * value)
-        case _:
-            yield e, times
 
 
 def multiple(atom: ex.Expr | None, times: int) -> ex.Expr:

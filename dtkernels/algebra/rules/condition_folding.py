@@ -9,10 +9,10 @@ its extent, which is then at least 1; other extents may be 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 
 from ...lang import expr as ex
+from ...lang.extents.linear_form import addends, sum_of_forms
 from ..smart_constructors import where
 from .constant_folding import fold_logic
 
@@ -39,12 +39,10 @@ def _holds(op: str, left: ex.Expr, right: ex.Expr) -> bool | None:
     """Return whether the comparison always (True) or never (False) holds; None if it depends on the element."""
     if op in (">", ">="):
         return _holds(op.replace(">", "<"), right, left)
-    form: _Form = {}
-    for side, sign in ((left, 1), (right, -1)):
-        for atom, times in _terms(side, Fraction(sign)):
-            if times is None:
-                return None
-            form[atom] = form.get(atom, Fraction(0)) + times
+    terms = (*addends(left, Fraction(1), _divided), *addends(right, Fraction(-1), _divided))
+    if not all(_is_bounded(atom) for atom, _ in terms):
+        return None
+    form = sum_of_forms(*({atom: times} for atom, times in terms))
     if not any(isinstance(atom, (ex.Label, ex.Call)) for atom in form):
         return None  # only extents: decided at the call
     most, least = _largest(form), _largest({atom: -times for atom, times in form.items()})
@@ -53,26 +51,18 @@ def _holds(op: str, left: ex.Expr, right: ex.Expr) -> bool | None:
     return False if least is not None and (least < 0 or least == 0 and op == "<") else None
 
 
-def _terms(e: ex.Expr, times: Fraction) -> Iterator[tuple[ex.Expr | None, Fraction | None]]:
-    """Yield the addends of ``e`` as (atom, factor); the factor is None where ``e`` is not linear."""
-    match e:
-        case ex.Const(value) if type(value) is int:
-            yield None, times * value
-        case ex.Label() | ex.Len():
-            yield e, times
-        case ex.Call("floor", (ex.Binary("/", ex.Len(), ex.Const(size)),)) if type(size) is int and size > 0:
-            yield e, times
-        case ex.Unary("-", a):
-            yield from _terms(a, -times)
-        case ex.Binary("+" | "-" as op, a, b):
-            yield from _terms(a, times)
-            yield from _terms(b, times if op == "+" else -times)
-        case ex.Binary("*", ex.Const(value), a) | ex.Binary("*", a, ex.Const(value)) if type(value) is int:
-            yield from _terms(a, times * value)
-        case ex.Binary("/", a, ex.Const(value)) if type(value) is int and value:
-            yield from _terms(a, times / value)
-        case _:
-            yield None, None
+def _divided(times: Fraction, size: int) -> Fraction | None:
+    return times / size if size else None
+
+
+def _is_bounded(atom: ex.Expr | None) -> bool:
+    """Return whether an addend of a linear form has known bounds: a constant, a label, an extent or the whole quotient of one."""
+    match atom:
+        case None | ex.Label() | ex.Len():
+            return True
+        case ex.Call("floor", (ex.Binary("/", ex.Len(), ex.Const(size)),)):
+            return type(size) is int and size > 0
+    return False
 
 
 def _largest(form: _Form) -> Fraction | None:

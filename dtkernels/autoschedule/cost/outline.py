@@ -220,8 +220,8 @@ def _read(access: ex.Access) -> Read:
 
 def _is_window(index: ex.Expr) -> bool:
     """Return whether an index is one label shifted by others: ``x + r``, or ``2 * x + r - 1``; ``4 * i + j`` may be all of the elements."""
-    from ...algebra.index_inversion import linear_form
     from ...lang import expr as ex
+    from ...lang.extents.linear_form import linear_form
 
     form = linear_form(index)
     labels = [atom for atom, times in form.items() if isinstance(atom, ex.Label) and times]

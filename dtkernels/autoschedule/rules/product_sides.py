@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...algebra.index_inversion import linear_form
 from ...codegen.analysis.product_types import BYTES
 from ...lang import expr as ex
+from ...lang.extents.linear_form import linear_form
 from ..problem import SchedulingProblem
 
 NARROW = 64  #: a side of a product up to this leaves it bound by memory

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ...algebra.index_inversion import linear_form
 from ...codegen.powers_of_two import next_power_of_two, two_tiles
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
+from ...lang.extents.linear_form import linear_form
 from ...lang.schedule import APPROXIMATIONS
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig, Pairs

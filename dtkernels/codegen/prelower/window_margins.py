@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...algebra.index_inversion import linear_form, multiple
+from ...algebra.index_inversion import multiple
 from ...algebra.smart_constructors import ZERO, add, negate
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ...lang.extents.index_bounds import size_of_dimension, stays_inside
+from ...lang.extents.linear_form import linear_form
 from ...lang.schedule import Program, Stage
 from .kernel_partition import funcs_in_kernel
 

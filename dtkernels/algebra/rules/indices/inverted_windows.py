@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
-from ...index_inversion import linear_form, multiple
+from ....lang.extents.linear_form import linear_form
+from ...index_inversion import multiple
 from ...smart_constructors import ZERO, add, conjuncts_of
 from ..canonicalize import extracted_func
 from ..condition_folding import fold_condition

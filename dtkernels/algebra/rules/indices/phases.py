@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
-from ...index_inversion import linear_form
+from ....lang.extents.linear_form import linear_form
 from ...smart_constructors import ONE, ZERO, conjuncts_of, replaced
 from ..canonicalize import fresh_name
 

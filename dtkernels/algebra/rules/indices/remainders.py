@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm
-from ...index_inversion import linear_form
+from ....lang.extents.linear_form import linear_form
 from ...smart_constructors import conjuncts_of, factors_of
 
 

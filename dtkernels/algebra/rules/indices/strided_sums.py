@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm
-from ...index_inversion import LinearForm, linear_form, multiple
+from ....lang.extents.linear_form import LinearForm, linear_form
+from ...index_inversion import multiple
 from ...smart_constructors import ZERO, add, conjuncts_of, replaced
 from ..canonicalize import fresh_name
 

@@ -23,9 +23,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from ....algebra.index_inversion import linear_form
 from ....codegen.powers_of_two import next_power_of_two
 from ....lang import expr as ex
+from ....lang.extents.linear_form import linear_form
 from ....lang.schedule_checks import reduction_labels
 from ...cost.kernel_config import KernelConfig
 from ...float32_products import tripled_float32
