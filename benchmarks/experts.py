@@ -80,7 +80,7 @@ def inputs(name: str, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return hidden, index, (value / value.sum(-1, keepdim=True)).to(dtype)
 
 
-def implementations(name: str, made: torch.nn.Module, tokens: int) -> list[str]:
+def implementations(name: str, tokens: int) -> list[str]:
     """Return the implementations that a number of tokens allows."""
     experts, inner, each, _ = LAYERS[name]
     small = tokens * each * inner * 3 * HIDDEN * 2 <= BATCHED
@@ -183,7 +183,7 @@ def line(name: str, tokens: int, kind: str, seconds: float) -> dict:
     made, given, backward = layer(name), inputs(name, tokens), kind == "both"
     right = truth(made, given, backward)
     found: dict[str, dict] = {}
-    for implementation in implementations(name, made, tokens):
+    for implementation in implementations(name, tokens):
         if kind == "graph" and (implementation == "eager" or DEVICE == "cpu"):
             continue
         try:

@@ -132,7 +132,7 @@ def lower(program: Program) -> tuple[Kernel, ...]:
 
 @lru_cache(maxsize=16)  # the default schedule, the resource check and the printer each ask for the kernels of one program
 def _lower(program: Program, stands_for: tuple, left_out: frozenset[str]) -> tuple[Kernel, ...]:
-    """Return ``stands_for`` is that of the algorithm, which its equality leaves out."""
+    """Lower a program. The other arguments are part of the cache's key: equality of algorithms leaves out ``stands_for``."""
     program = prelower(program)
     return tuple(kernel for root in kernel_roots(program) for kernel in lower_root(program, root))
 

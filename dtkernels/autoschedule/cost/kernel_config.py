@@ -326,11 +326,6 @@ def read_kernels(schedule: str) -> tuple[KernelConfig, ...]:
     return read_schedule(schedule).kernels
 
 
-def kernel_text(kernels: Iterable[KernelConfig], compiled: Iterable[str] = ()) -> str:
-    """Return the text of a schedule of these kernels that compiles these Funcs."""
-    return str(ScheduleConfig(joined(kernels), tuple((func, "compile") for func in compiled)))
-
-
 @lru_cache(maxsize=4096)
 def tiled_labels(schedule: str) -> tuple[frozenset[str], tuple[str, ...]]:
     """Return (labels with tiles of more than one element or held whole, labels held whole)."""

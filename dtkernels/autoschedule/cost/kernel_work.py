@@ -510,7 +510,7 @@ class KernelCount:
                 total += unique * max(0.0, 1 - held / passes) if unique > held else 0.0
                 continue
             if unique <= keeps:
-                total += unique * (1.0 if self.plan.products else self._drops(read, programs, at_once, passes / at_once))
+                total += unique * (1.0 if self.plan.products else self._drops(read, at_once, passes / at_once))
                 continue
             for x, divisor in read.labels:
                 n = max(1.0, self.sizes.get(x, 1) / divisor)
@@ -520,7 +520,7 @@ class KernelCount:
             total += max(unique, min(wave * programs / at_once, amount * programs))
         return total
 
-    def _drops(self, read: Read, programs: int, at_once: int, each: float) -> float:
+    def _drops(self, read: Read, at_once: int, each: float) -> float:
         """Return how often a tensor comes from memory because the L2 dropped it between blocks that read the same: programs move ``each`` bytes, and write about as many."""
         own, inner, times = {x for x, _ in read.labels}, 1.0, 1.0
         for label, group, _ in reversed(self.plan.order):

@@ -215,7 +215,7 @@ class _Product:
         if self._converts_once(m, n):
             return GemmTile(2 * TILED, TILED, 64, 8, 3), {}  # each code is unpacked once
         if shape.itemsize == 1 and plain:
-            return self._float8_tile(m, n, k, batch)
+            return self._float8_tile(m, n, batch)
         if self._picks_terms():
             rows, columns = each_of(self.dots, PICKED.rows, PICKED.columns)
             return PICKED._replace(rows=rows, columns=columns), {}
@@ -275,7 +275,7 @@ class _Product:
         every = (a for side in (self.dot.left, self.dot.right) for a in ex.accesses(side) if a.index and types.get(a.tensor) in CODES and ex.free_labels(side) == ex.free_labels(a))
         return max((BYTES[types[a.tensor]] / packed(replace(a, index=a.index[-1:])) for a in every if ex.free_labels(a.index[-1]) - {*self.dot.labels}), default=0.0)
 
-    def _float8_tile(self, m: int, n: int, k: int, batch: int) -> tuple[GemmTile, dict[str, Any]]:
+    def _float8_tile(self, m: int, n: int, batch: int) -> tuple[GemmTile, dict[str, Any]]:
         """Return the largest tile whose blocks fill the GPU: the accumulators of 128 columns leave registers for the sums of a step beside them."""
         bm, bn = min(128, max(16, next_power_of_two(m))), min(128, max(16, next_power_of_two(n * len(self.dots))))
         if min(m, n) <= NARROW:

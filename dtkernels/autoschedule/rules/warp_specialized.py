@@ -33,7 +33,7 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
         return None
     (loop,) = looped
     own = [d for d in shape.dots(root) if loop in d.labels]
-    rows = _rows(shape, root, own[0], labels) if own else None
+    rows = _rows(shape, own[0], labels) if own else None
     wide = [label for label in labels[-1:] if label != rows]
     if rows is None or not wide or next_power_of_two(sizes[wide[0]]) not in COLUMNS or sizes[rows] <= 64:
         return None
@@ -74,7 +74,7 @@ def _exponentials(shape: SchedulingProblem, members: list[str], widest: int) -> 
     return (("exp", "/".join(map(str, SHARES[0]))),) if powers and widest <= 64 else ()
 
 
-def _rows(shape: SchedulingProblem, root: str, dot: ex.Dot, labels: tuple[str, ...]) -> str | None:
+def _rows(shape: SchedulingProblem, dot: ex.Dot, labels: tuple[str, ...]) -> str | None:
     """Return the label of the output that the computed side of its product has, and the loaded one has not."""
     computed, loaded = (dot.left, dot.right) if _computed(shape, dot.left) else (dot.right, dot.left)
     found = [label for label in labels[:-1] if label in ex.free_labels(computed) and label not in ex.free_labels(loaded)]

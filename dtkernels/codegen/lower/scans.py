@@ -85,7 +85,7 @@ def lower_scan(lowering: _Lowering, d: Definition, env: dict[str, Tile], scope: 
     terms = tuple(_term(lowering.tile(a, env, scope, {}), axis, n) for a, n in zip(scan.args, neutral))
     if axis in lowering.whole.get(axis.label, ()):
         return _scanned(scan.kind, terms, axis)
-    home, outer = _around(lowering, d, axis, env, scope)
+    home, outer = _around(lowering, d, axis, scope)
     every = frozenset().union(*map(nest.axes_of, terms)) - {axis}
     order = nest.in_order(every, tuple(a for label in d.labels if (a := axis_of(env[label])) is not None))
     name = outer.fresh(f"{d.name}_carry", outer)
@@ -125,7 +125,7 @@ def _last(tile: Tile, axis: Axis) -> Tile:
     return TileReduce("sum", Op("where", (Op("==", (Position(axis), end)), tile, nest.Const(0.0))), (axis,))
 
 
-def _around(lowering: _Lowering, d: Definition, axis: Axis, env: dict[str, Tile], scope: Scope) -> tuple[Scope, Scope]:
+def _around(lowering: _Lowering, d: Definition, axis: Axis, scope: Scope) -> tuple[Scope, Scope]:
     """Return the body of the loop over ``axis``, and the scope around the loop. Raises DTError where the loop is not in order."""
     label = axis.label
     at = next((p.pos for p in lowering.schedule.of(lowering.root, "block")), d.pos)

@@ -193,10 +193,10 @@ def patch_last_layer(model: nn.Module, report: PatchReport) -> None:
         if isinstance(current, partial) and current.func is head_loss:
             report.add(name, OP, ALREADY, record=current.args[0])
         elif head is not None and (module.loss_function is ForCausalLMLoss or isinstance(current, partial) and current.func is causal_loss):
-            _patch(name, module, names.get(id(head), ""), head, report)
+            _patch(module, names.get(id(head), ""), head, report)
 
 
-def _patch(name: str, module: nn.Module, head_name: str, head: nn.Module, report: PatchReport) -> None:
+def _patch(module: nn.Module, head_name: str, head: nn.Module, report: PatchReport) -> None:
     reason = taken(module, type(module)) or why_skipped(head)
     if reason is not None:
         report.add(head_name, OP, SKIPPED, reason)

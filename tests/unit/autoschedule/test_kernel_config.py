@@ -8,9 +8,9 @@ from dtkernels.autoschedule.cost.kernel_config import (
     Choices,
     FusedFunc,
     KernelConfig,
+    ScheduleConfig,
     combined,
     joined,
-    kernel_text,
     read_kernels,
     read_schedule,
 )
@@ -70,7 +70,7 @@ def test_a_kernel_may_want_rows_of_another_aligned():
     f, g = KernelConfig("f", descriptors=("g", "h"), aligns=("g", "h")), KernelConfig("g", blocks=(("x", 8),))
     assert str(f) == "g.align(); h.align(); f.descriptor(g, h);"
     assert joined([g, f]) == (KernelConfig("g", blocks=(("x", 8),), aligned=True), KernelConfig("f", descriptors=("g", "h"), aligns=("h",)))
-    assert kernel_text([g, f], ("f",)) == "g.block(x:8); g.align();\nh.align(); f.descriptor(g, h);\nf.compile();"
+    assert str(ScheduleConfig(joined([g, f]), (("f", "compile"),))) == "g.block(x:8); g.align();\nh.align(); f.descriptor(g, h);\nf.compile();"
 
 
 def test_fields_of_several_are_combined():

@@ -139,7 +139,7 @@ def _separated(algorithm: Algorithm, d: Definition, dot: ex.Dot, strides: list[_
     func = fresh_name(f"{d.name}_phases", taken)
     labels = (*names.phase.values(), *(names.step.get(x, x) for x in d.labels))
     product = Definition(func, labels, _product(dot, strides, names, algorithm), d.pos)
-    read = _read(func, d.labels, strides, names)
+    read = _read(func, d.labels, strides)
     result = replace(d, expr=d.expr.transform(lambda n: read if n == dot else n))
     definitions = tuple(new for old in algorithm.definitions for new in ((product, result) if old is d else (old,)))
     reduced = tuple(names.step[s.r] for s in strides if s.cut)
@@ -233,7 +233,7 @@ def _product(dot: ex.Dot, strides: list[_Stride], names: _Names, algorithm: Algo
     return replace(dot, left=sides[0], right=sides[1], labels=tuple(names.step.get(k, k) for k in dot.labels))
 
 
-def _read(func: str, labels: tuple[str, ...], strides: list[_Stride], names: _Names) -> ex.Expr:
+def _read(func: str, labels: tuple[str, ...], strides: list[_Stride]) -> ex.Expr:
     """Return the element of ``func`` for a result at ``labels``; 0 where no term belongs to it."""
     moved = {s.x: _plus(ex.Label(s.x), s.offset % s.size) for s in strides}
     phases = [ex.Binary("%", moved[s.x], ex.Const(s.size)) for s in strides if s.cut]
