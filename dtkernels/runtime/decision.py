@@ -9,6 +9,7 @@ from ..autoschedule.cost.outline import Known, Outline
 from ..autoschedule.cost.predicted_time import predicted_time
 from ..codegen.analysis.product_types import typed
 from ..codegen.target import Target
+from ..lang.algorithm import with_operands
 from .select.row_ranking import Candidate
 from .select.schedule_selection import Call, Choice, choose
 from .select.shape_buckets import PlannedKernel, ScheduleCache
@@ -82,7 +83,8 @@ def make_decision(
         schedule = candidate.row.schedule
     else:
         algorithm, itemsize = typed(planned.program.algorithm, choice.sizes, types)
-        took = predicted_time(str(planned.program.schedule), Known.of(algorithm, outputs), choice.sizes, itemsize, target)
+        known = Known.of(with_operands(algorithm, planned.program.schedule.subjects()), outputs)
+        took = predicted_time(str(planned.program.schedule), known, choice.sizes, itemsize, target)
         why = f"default schedule, predicted {took:.4g} us{_anchor_note(planned.asked, choice.sizes)}: {choice.why_no_row()}{_alternatives_note(subject, choice)}"
         schedule = str(planned.program.schedule)
     others = tuple(c for c in choice.considered if c is not candidate and (candidate is None or c.row is not candidate.row))[:SHOWN]
