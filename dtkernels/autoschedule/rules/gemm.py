@@ -18,7 +18,19 @@ from ..float32_products import tripled_float32
 from ..problem import SchedulingProblem
 from . import gemm_candidates
 from .gemm_candidates import GemmTile
-from .product_sides import CODES, MERGED, MOST_PACKED, NARROW, bytes_of_term, leaves_out_terms, loaded_ahead, main_product, packed, sides
+from .product_sides import (
+    CODES,
+    MERGED,
+    MOST_PACKED,
+    NARROW,
+    bytes_of_term,
+    leaves_out_terms,
+    lies_in_tiles,
+    loaded_ahead,
+    main_product,
+    packed,
+    sides,
+)
 from .sibling_gemms import adds_up_products, each_of, may_be_persistent, picked_rows, products, tiles_read, width
 
 FULL = 8  #: warps of the programs of a persistent product that a multiprocessor holds at once
@@ -399,8 +411,9 @@ class _Product:
         Operands whose rows are not aligned are copied first: that costs a tenth of what the product gains.
         """
         shape, sides = self.shape, tuple(self._sides())
-        tiled = {*self.rows[-1:], *self.columns[-1:], *(shape.longest(dot) for dot in (self.dot, *self.dots) if dot.labels)}
-        if not shape.target.has_tma or any(picked_rows(side) for dot in self.dots for side in (dot.left, dot.right)) or not {*map(shape.last_label, sides)} <= tiled:
+        tiled = [(x,) for x in {*self.rows[-1:], *self.columns[-1:], *(shape.longest(dot) for dot in (self.dot, *self.dots) if dot.labels)}]
+        read = [side for dot in (self.dot, *self.dots) for side in (dot.left, dot.right)]
+        if not shape.target.has_tma or any(map(picked_rows, read)) or not all(lies_in_tiles(s.index, tiled) for s in read if isinstance(s, ex.Access)):
             return {}
         loose = [t for t in sides if not shape.aligned({t})]
         found: dict[str, Any] = {"persistent": True} if may_be_persistent(shape, self.dots) else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ...codegen.analysis.product_types import BYTES
@@ -60,21 +61,30 @@ def packed(access: ex.Access) -> int:
     return int(max(found, default=1))
 
 
-def lies_in_tiles(access: ex.Access) -> bool:
-    """Return whether a descriptor reads tiles of an operand: neighbours along each of its dimensions are those of a tile, which a number may shift, but not in the last one."""
-    for place, index in enumerate(access.index):
-        form = linear_form(index)
-        if any(times not in (0, 1) or not isinstance(atom, ex.Label) for atom, times in form.items() if atom is not None):
-            return False
-        if place == len(access.index) - 1 and not isinstance(index, ex.Label):
-            return False
-    return True
+def lies_in_tiles(index: tuple[ex.Expr, ...], tiled: Iterable[tuple[str, ...]]) -> bool:
+    """Return whether a descriptor reaches tiles of what is at ``index``; ``tiled``: the labels of each dimension of a tile.
+
+    The last dimensions are those of the tile, plain labels. A number may shift the others. Labels that are one dimension of a tile lie together.
+    See codegen/transforms/memory/tensor_descriptors.py for what descriptors can express.
+    """
+    runs = [tuple(map(ex.Label, labels)) for labels in tiled]
+    found = {x for i in index for x in ex.free_labels(i)}
+
+    def holds(labels: tuple[ex.Label, ...]) -> bool:
+        return any(index[n : n + len(labels)] == labels for n in range(len(index)))
+
+    last = any(index[-len(labels) :] == labels for labels in runs)
+    together = all(holds(labels) for labels in runs if len(labels) > 1 and found & {x.name for x in labels})
+    places = [linear_form(i) for i in index if any(x.name in ex.free_labels(i) for labels in runs for x in labels)]
+    shifted = all(times in (0, 1) and isinstance(atom, ex.Label) for form in places for atom, times in form.items() if atom is not None)
+    return last and together and shifted
 
 
 def loaded_ahead(shape: SchedulingProblem, members: list[str], dot: ex.Dot, steps: int) -> dict[str, Any]:
     """Return a small operand whose rows are no multiple of 16 elements, through a descriptor: by pointers its mask has Triton load single
     elements, which are not loaded ahead, so that a loop of so many ``steps`` waits for them at each."""
-    sides = [s.tensor for s in (dot.left, dot.right) if isinstance(s, ex.Access) and lies_in_tiles(s)]
+    every = [(x,) for x in shape.algorithm.labels]
+    sides = [s.tensor for s in (dot.left, dot.right) if isinstance(s, ex.Access) and lies_in_tiles(s.index, every)]
     if shape.itemsize != 2 or len(set(sides)) < 2 or not shape.target.has_tma or steps < MERGED:
         return {}
     for tensor, other in (sides, sides[::-1]):
