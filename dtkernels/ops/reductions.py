@@ -2,6 +2,8 @@
 
 import torch
 
+from .op_decorator import only_tensors
+
 REDUCTIONS = ("none", "sum", "mean")
 
 
@@ -36,6 +38,26 @@ def normalized(op: str, inputs: str, other: str) -> dict:
     if inputs not in ("logits", other):
         raise ValueError(f"{op}: inputs is {inputs!r}; allowed: logits, {other}")
     return {"normalized": True} if inputs == other else {}
+
+
+def divergence_arguments(
+    op: str, student: torch.Tensor, teacher: torch.Tensor, temperature: float, reduction: str, target: torch.Tensor | None, ignore_index: int, inputs: str, other: str
+) -> dict:
+    """Return what the specs of all divergences of rows take. Raises, one line, for bad arguments. ``other``: what ``inputs`` may be beside logits."""
+    only_tensors(op, student=student, teacher=teacher)
+    check_shapes(op, "(..., V)", student=student, teacher=teacher)
+    check_reduction(op, reduction)
+    check_range(op, "temperature", temperature, 0, float("inf"), above=True)
+    more = {**ignoring(op, student.shape[:-1], target, ignore_index), **normalized(op, inputs, other)}
+    classes = {} if target is None else {"t": target}
+    return {"S": student, "T": teacher, "scale": 1 / temperature, **more, **classes}
+
+
+def check_pairs(op: str, chosen: torch.Tensor, rejected: torch.Tensor, chosen_mask: torch.Tensor, rejected_mask: torch.Tensor) -> None:
+    """Raise, one line, where chosen and rejected sequences are not tensors with masks of their shapes."""
+    only_tensors(op, chosen=chosen, rejected=rejected, chosen_mask=chosen_mask, rejected_mask=rejected_mask)
+    check_shapes(op, "(B, S)", chosen=chosen, chosen_mask=chosen_mask)
+    check_shapes(op, "(B, R)", rejected=rejected, rejected_mask=rejected_mask)
 
 
 def check_shapes(op: str, what: str, **tensors: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
 import torch
 
-from ..op_decorator import only_tensors, op
-from ..reductions import check_range, check_reduction, check_shapes, ignoring, normalized, reduced
+from ..op_decorator import op
+from ..reductions import divergence_arguments, reduced
 
 
 @op(S="student (..., V)", T="teacher (..., V)", t="target (...)", scale="1 / temperature")
@@ -30,14 +30,7 @@ def jsd(
     >>> jsd(torch.zeros(2, 3), torch.zeros(2, 3))
     tensor(0.)
     """
-    only_tensors("jsd", student=student, teacher=teacher)
-    check_shapes("jsd", "(..., V)", student=student, teacher=teacher)
-    check_reduction("jsd", reduction)
-    check_range("jsd", "temperature", temperature, 0, float("inf"), above=True)
+    more = divergence_arguments("jsd", student, teacher, temperature, reduction, target, ignore_index, inputs, "log_probs")
     if not 0 < beta < 1:
         raise ValueError(f"jsd: beta is {beta}; allowed: above 0 and below 1")
-    more = {**ignoring("jsd", student.shape[:-1], target, ignore_index), **normalized("jsd", inputs, "log_probs")}
-    if target is not None:
-        more["t"] = target
-    rows = jsd.operator()(S=student, T=teacher, beta=float(beta), scale=1 / temperature, **more)
-    return reduced(rows, reduction, target, ignore_index)
+    return reduced(jsd.operator()(beta=float(beta), **more), reduction, target, ignore_index)

@@ -1,7 +1,7 @@
 import torch
 
-from ..op_decorator import only_tensors, op
-from ..reductions import check_range, check_reduction, check_shapes, ignoring, normalized, reduced
+from ..op_decorator import op
+from ..reductions import divergence_arguments, reduced
 
 
 @op(S="student (..., V)", T="teacher (..., V)", t="target (...)", scale="1 / temperature")
@@ -30,12 +30,5 @@ def kl_divergence(
     >>> kl_divergence(torch.zeros(2, 3), torch.zeros(2, 3))
     tensor(0.)
     """
-    only_tensors("kl_divergence", student=student, teacher=teacher)
-    check_shapes("kl_divergence", "(..., V)", student=student, teacher=teacher)
-    check_reduction("kl_divergence", reduction)
-    check_range("kl_divergence", "temperature", temperature, 0, float("inf"), above=True)
-    more = {**ignoring("kl_divergence", student.shape[:-1], target, ignore_index), **normalized("kl_divergence", inputs, "log_probs")}
-    if target is not None:
-        more["t"] = target
-    rows = kl_divergence.operator()(S=student, T=teacher, reverse=bool(reverse), scale=1 / temperature, **more)
-    return reduced(rows, reduction, target, ignore_index)
+    more = divergence_arguments("kl_divergence", student, teacher, temperature, reduction, target, ignore_index, inputs, "log_probs")
+    return reduced(kl_divergence.operator()(reverse=bool(reverse), **more), reduction, target, ignore_index)

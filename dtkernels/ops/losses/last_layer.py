@@ -4,6 +4,7 @@ import torch
 
 from ...runtime.path_counters import checking
 from ..op_decorator import compiling, only_tensors
+from ..reductions import check_range, check_reduction, ignoring
 
 
 def last_layer(
@@ -56,7 +57,23 @@ def check_targets(op: str, target: torch.Tensor, classes: int, ignored: int | No
         check_elements(op, "target", target, classes, ignored)
 
 
-def two_layers(op: str, hidden: torch.Tensor, weight: torch.Tensor, teacher_hidden: torch.Tensor, teacher_weight: torch.Tensor) -> None:
+def layer_divergence_arguments(
+    op: str, layers: dict[str, torch.Tensor], temperature: float, reduction: str, target: torch.Tensor | None, ignore_index: int, classes: str
+) -> dict:
+    """Return what the specs of all divergences of two last layers take; ``classes``: the spec's name of target. Raises, one line, for bad arguments."""
+    only_tensors(op, **layers)
+    hidden, weight, teacher_hidden, teacher_weight = layers.values()
+    _check_layers(op, hidden, weight, teacher_hidden, teacher_weight)
+    check_reduction(op, reduction)
+    check_range(op, "temperature", temperature, 0, float("inf"), above=True)
+    more = ignoring(op, hidden.shape[:-1], target, ignore_index)
+    if target is not None:
+        more[classes] = target.reshape(-1)
+    student, teacher = (t.reshape(-1, t.shape[-1]) for t in (hidden, teacher_hidden))
+    return {"H": student, "W": weight, "G": teacher, "V": teacher_weight, "scale": 1 / temperature, **more}
+
+
+def _check_layers(op: str, hidden: torch.Tensor, weight: torch.Tensor, teacher_hidden: torch.Tensor, teacher_weight: torch.Tensor) -> None:
     """Raise ValueError, one line, where two last layers do not have the same rows and classes."""
     shapes = [tuple(t.shape) for t in (hidden, weight, teacher_hidden, teacher_weight)]
     fits = all(len(h) > 0 and len(w) == 2 and h[-1] == w[1] for h, w in (shapes[:2], shapes[2:]))

@@ -1,8 +1,8 @@
 import torch
 
-from ..op_decorator import only_tensors, op
-from ..reductions import check_range, check_reduction, ignoring, reduced
-from .last_layer import two_layers
+from ..op_decorator import op
+from ..reductions import reduced
+from .last_layer import layer_divergence_arguments
 
 
 @op(H="hidden (N, H)", W="weight (V, H)", G="teacher_hidden (N, J)", V="teacher_weight (V, J)", r="target (N)", scale="1 / temperature")
@@ -28,15 +28,9 @@ def linear_jsd(
     >>> linear_jsd(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(2, 5), torch.zeros(4, 5))
     tensor(0.)
     """
-    only_tensors("linear_jsd", hidden=hidden, weight=weight, teacher_hidden=teacher_hidden, teacher_weight=teacher_weight)
-    two_layers("linear_jsd", hidden, weight, teacher_hidden, teacher_weight)
-    check_reduction("linear_jsd", reduction)
-    check_range("linear_jsd", "temperature", temperature, 0, float("inf"), above=True)
+    layers = {"hidden": hidden, "weight": weight, "teacher_hidden": teacher_hidden, "teacher_weight": teacher_weight}
+    more = layer_divergence_arguments("linear_jsd", layers, temperature, reduction, target, ignore_index, "r")
     if not 0 < beta < 1:
         raise ValueError(f"linear_jsd: beta is {beta}; allowed: above 0 and below 1")
-    student, teacher = (t.reshape(-1, t.shape[-1]) for t in (hidden, teacher_hidden))
-    more = ignoring("linear_jsd", hidden.shape[:-1], target, ignore_index)
-    if target is not None:
-        more["r"] = target.reshape(-1)
-    rows = linear_jsd.operator()(H=student, W=weight, G=teacher, V=teacher_weight, beta=float(beta), scale=1 / temperature, **more)
+    rows = linear_jsd.operator()(beta=float(beta), **more)
     return reduced(rows.reshape(hidden.shape[:-1]), reduction, target, ignore_index)

@@ -1,8 +1,8 @@
 import torch
 
-from ..op_decorator import only_tensors, op
-from ..reductions import check_range, check_reduction, ignoring, reduced
-from .last_layer import two_layers
+from ..op_decorator import op
+from ..reductions import reduced
+from .last_layer import layer_divergence_arguments
 
 
 @op(H="hidden (N, H)", W="weight (V, H)", G="teacher_hidden (N, J)", V="teacher_weight (V, J)", t="target (N)", scale="1 / temperature")
@@ -28,13 +28,7 @@ def linear_kl(
     >>> linear_kl(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(2, 5), torch.zeros(4, 5))
     tensor(0.)
     """
-    only_tensors("linear_kl", hidden=hidden, weight=weight, teacher_hidden=teacher_hidden, teacher_weight=teacher_weight)
-    two_layers("linear_kl", hidden, weight, teacher_hidden, teacher_weight)
-    check_reduction("linear_kl", reduction)
-    check_range("linear_kl", "temperature", temperature, 0, float("inf"), above=True)
-    student, teacher = (t.reshape(-1, t.shape[-1]) for t in (hidden, teacher_hidden))
-    more = ignoring("linear_kl", hidden.shape[:-1], target, ignore_index)
-    if target is not None:
-        more["t"] = target.reshape(-1)
-    rows = linear_kl.operator()(H=student, W=weight, G=teacher, V=teacher_weight, reverse=bool(reverse), scale=1 / temperature, **more)
+    layers = {"hidden": hidden, "weight": weight, "teacher_hidden": teacher_hidden, "teacher_weight": teacher_weight}
+    more = layer_divergence_arguments("linear_kl", layers, temperature, reduction, target, ignore_index, "t")
+    rows = linear_kl.operator()(reverse=bool(reverse), **more)
     return reduced(rows.reshape(hidden.shape[:-1]), reduction, target, ignore_index)

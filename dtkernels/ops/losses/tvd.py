@@ -1,7 +1,7 @@
 import torch
 
-from ..op_decorator import only_tensors, op
-from ..reductions import check_range, check_reduction, check_shapes, ignoring, normalized, reduced
+from ..op_decorator import op
+from ..reductions import divergence_arguments, reduced
 
 
 @op(S="student (..., V)", T="teacher (..., V)", t="target (...)", scale="1 / temperature")
@@ -27,12 +27,5 @@ def tvd(
     >>> tvd(torch.zeros(2, 3), torch.zeros(2, 3))
     tensor(0.)
     """
-    only_tensors("tvd", student=student, teacher=teacher)
-    check_shapes("tvd", "(..., V)", student=student, teacher=teacher)
-    check_reduction("tvd", reduction)
-    check_range("tvd", "temperature", temperature, 0, float("inf"), above=True)
-    more = {**ignoring("tvd", student.shape[:-1], target, ignore_index), **normalized("tvd", inputs, "probs")}
-    if target is not None:
-        more["t"] = target
-    rows = tvd.operator()(S=student, T=teacher, scale=1 / temperature, **more)
-    return reduced(rows, reduction, target, ignore_index)
+    more = divergence_arguments("tvd", student, teacher, temperature, reduction, target, ignore_index, inputs, "probs")
+    return reduced(tvd.operator()(**more), reduction, target, ignore_index)

@@ -1,7 +1,7 @@
 import torch
 
-from ..op_decorator import only_tensors, op
-from ..reductions import check_range, check_reduction, check_shapes, reduced
+from ..op_decorator import op
+from ..reductions import check_pairs, check_range, check_reduction, reduced
 
 
 @op(A="chosen (B, S)", B="rejected (B, R)", M="chosen_mask (B, S)", N="rejected_mask (B, R)")
@@ -22,9 +22,7 @@ def orpo(
     where a token counts. The result is float32: (B,) with reduction "none", else the sum or the mean. Differentiable in the
     log-probabilities. Raises ValueError where shapes disagree or an option is out of range, TypeError where an argument is not a tensor.
     """
-    only_tensors("orpo", chosen=chosen, rejected=rejected, chosen_mask=chosen_mask, rejected_mask=rejected_mask)
-    check_shapes("orpo", "(B, S)", chosen=chosen, chosen_mask=chosen_mask)
-    check_shapes("orpo", "(B, R)", rejected=rejected, rejected_mask=rejected_mask)
+    check_pairs("orpo", chosen, rejected, chosen_mask, rejected_mask)
     check_reduction("orpo", reduction)
     check_range("orpo", "beta", beta, 0, float("inf"))
     return reduced(orpo.operator()(A=chosen, B=rejected, M=chosen_mask, N=rejected_mask, beta=float(beta)), reduction)

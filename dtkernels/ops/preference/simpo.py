@@ -1,7 +1,7 @@
 import torch
 
-from ..op_decorator import only_tensors, op
-from ..reductions import check_range, check_reduction, check_shapes, reduced
+from ..op_decorator import op
+from ..reductions import check_pairs, check_range, check_reduction, reduced
 
 
 @op(A="chosen (B, S)", B="rejected (B, R)", M="chosen_mask (B, S)", N="rejected_mask (B, R)", smoothing="label_smoothing")
@@ -24,9 +24,7 @@ def simpo(
     where a token counts. The result is float32: (B,) with reduction "none", else the sum or the mean. Differentiable in the
     log-probabilities. Raises ValueError where shapes disagree or an option is out of range, TypeError where an argument is not a tensor.
     """
-    only_tensors("simpo", chosen=chosen, rejected=rejected, chosen_mask=chosen_mask, rejected_mask=rejected_mask)
-    check_shapes("simpo", "(B, S)", chosen=chosen, chosen_mask=chosen_mask)
-    check_shapes("simpo", "(B, R)", rejected=rejected, rejected_mask=rejected_mask)
+    check_pairs("simpo", chosen, rejected, chosen_mask, rejected_mask)
     check_reduction("simpo", reduction)
     check_range("simpo", "beta", beta, 0, float("inf"))
     check_range("simpo", "gamma", gamma, 0, float("inf"))
