@@ -31,6 +31,8 @@ sys.path[:0] = [p for p in (str(ROOT), str(ROOT / "tools"), str(ROOT / "benchmar
 from common.cli_types import Parser, at_least, file_to_write, some_of, within  # noqa: E402
 from sampling import domains, ratios  # noqa: E402
 
+from dtkernels.lang.errors import error_line  # noqa: E402
+
 DIRECTIONS = ("forward", "backward")
 PEERS = ("eager", "compile", "compile-max", "liger", "sdpa", "cudnn", "fa2", "flex")
 USUAL = PEERS[:-1]
@@ -136,7 +138,7 @@ class Run:
 
 def said(problem: BaseException) -> str:
     """Format an error in one line with its kind."""
-    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+    return error_line(problem)
 
 
 def versions(options: argparse.Namespace) -> dict:

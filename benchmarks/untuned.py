@@ -17,6 +17,7 @@ import re
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,6 +31,8 @@ from common.cli_types import Parser, at_least, file_to_write, pattern, within  #
 from sampling.measuring import handled  # noqa: E402
 from untuned_calls import DTYPES, Call, Errors, as_tuple, operator, runs  # noqa: E402
 from untuned_programs import PROGRAMS, Sizes  # noqa: E402
+
+from dtkernels.lang.errors import error_line  # noqa: E402
 
 Case = tuple[str, Sizes, str, bool]  #: program, sizes, dtype, whether backward
 
@@ -49,10 +52,6 @@ def cases(only: re.Pattern) -> list[Case]:
     return [case for _, case in sorted(found, key=lambda f: f[0]) if only.search(title(case))]
 
 
-def one_line(problem: Exception) -> str:
-    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
-
-
 def checked(call: Call, op) -> dict:
     """Errors against float64, ours and eager's, and the paths that ran."""
     before = runs(call.name)
@@ -65,19 +64,12 @@ def checked(call: Call, op) -> dict:
 
 def times(call: Call, peers: dict) -> tuple[dict[str, float], dict[str, str]]:
     """(microseconds by implementation, what is to be said of those that failed or could not be captured)."""
-    running, notes = {}, {}
     direction = "backward" if call.wanted else "forward"
-    for who, fn in peers.items():
-        try:
-            prepare = bench.preparation(lambda *t, fn=fn: fn(*t, *call.scalars), call.inputs, call.wanted, direction, call.grads)
-            running[who], captured = timing.captured(prepare)
-            if not captured:
-                notes[f"{who}_note"] = "not captured: host time is in it"
-        except torch.AcceleratorError:
-            raise
-        except Exception as problem:
-            notes[f"{who}_note"] = one_line(problem)
-    return timing.interleaved_times(running, 15.0), notes
+
+    def prepared(fn):
+        return bench.preparation(lambda *t: fn(*t, *call.scalars), call.inputs, call.wanted, direction, call.grads)
+
+    return timing.times_by_turns({who: partial(prepared, fn) for who, fn in peers.items()})
 
 
 def moved(call: Call) -> int:
@@ -171,7 +163,7 @@ def measure_all(todo: list[Case], seconds: float, json_file: Path | None) -> dic
         try:
             found[title(case)] = measure(case)
         except Exception as problem:
-            found[title(case)] = {"failed": one_line(problem)}
+            found[title(case)] = {"failed": error_line(problem, 300)}
             broken = isinstance(problem, torch.AcceleratorError)
         print(line(case, found[title(case)]), flush=True)
         if json_file:

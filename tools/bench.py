@@ -30,6 +30,7 @@ from common import (
 from common.cli_types import Parser, file_to_write, some_of, within  # noqa: E402
 
 import dtkernels  # noqa: E402
+from dtkernels.lang.errors import error_line  # noqa: E402
 from dtkernels.runtime.torch_support.dtypes import DTYPE_NAMES  # noqa: E402
 
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -150,7 +151,7 @@ def bench(work: workloads.Workload, names: list[str], direction: str, dtype: tor
             running[who], made[who] = call, (error, prepare, "" if in_graph else "not captured: host time is in it")
         except Exception as problem:  # a peer that cannot run this shape is reported, not hidden
             torch.cuda.synchronize()
-            figures.append(Figure(*about, who, math.nan, note=f"{type(problem).__name__}: {' '.join(str(problem).split())[:90]}"))
+            figures.append(Figure(*about, who, math.nan, note=error_line(problem, 90)))
     times = timing.interleaved_times(running)
     moved, flops = (sum(v) if direction == "both" else v[DIRECTIONS.index(direction)] for v in (work.bytes, work.flops))
     limit = max(timing.copy_time(int(moved)), flops / timing.product_rate(dtype) * 1e6 if flops else 0.0)

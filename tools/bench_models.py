@@ -45,6 +45,7 @@ from dtkernels.integrations.huggingface import patched
 from dtkernels.integrations.huggingface.apply import OPS
 
 import dtkernels
+from dtkernels.lang.errors import error_line
 
 TOKENS = 32768
 
@@ -183,7 +184,7 @@ def measure(options, name: str, work: str, length: int) -> list[Figure]:
             try:
                 _one(options, figure, truth)
             except Exception as problem:  # a variant that cannot run is reported, not hidden
-                figure.note = f"{type(problem).__name__}: {' '.join(str(problem).split())[:120]}"
+                figure.note = error_line(problem, 120)
             gc.collect()
             torch._dynamo.reset()
             if options.device == "cuda":

@@ -21,6 +21,7 @@ from dtkernels.autoschedule.cost.predicted_time import predicted_time
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import Target
 from dtkernels.lang.algorithm import with_operands
+from dtkernels.lang.errors import error_line
 from dtkernels.lang.expr import Cast
 from dtkernels.lang.schedule import Program
 from dtkernels.runtime.bind.variant import Variant
@@ -140,7 +141,7 @@ def check_schedule(level: int, name: str, dtype: str, target: Target, compiled: 
         for plan in planned(level, name, dtype, target, backward):
             _check_plan(found, plan, (name, dtype, target), compiled)
     except Exception as error:
-        found.wrong.append(f"refused: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        found.wrong.append(f"refused: {error_line(error, 300)}")
     return found
 
 
@@ -169,7 +170,7 @@ def _wrong_launch(launch: KernelLaunch, target: Target, compiled: bool) -> list[
             warnings.simplefilter("ignore")
             binary = build(launch, target)
     except Exception as error:
-        return [*wrong, f"{launch.kernel.__name__} does not compile: {type(error).__name__}: {' '.join(str(error).split())[:200]}"]
+        return [*wrong, f"{launch.kernel.__name__} does not compile: {error_line(error)}"]
     if binary.metadata.shared > target.shared_bytes:
         wrong.append(f"{launch.kernel.__name__} takes {binary.metadata.shared} bytes of shared memory of {target.shared_bytes}")
     registers, stack = usage(binary)

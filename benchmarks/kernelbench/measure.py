@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import bench
 import torch
@@ -37,11 +38,6 @@ class Case:
     @property
     def problem(self) -> Problem:
         return problems(self.level)[self.name]
-
-
-def one_line(error: Exception) -> str:
-    """Format an error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 class Call:
@@ -123,20 +119,13 @@ def correctness(case: Case, op: Callable) -> dict:
 
 def times(case: Case, op: Callable, peers: tuple[str, ...]) -> tuple[dict[str, float], dict[str, str]]:
     """Return (microseconds by implementation, notes on those that failed or could not be captured)."""
-    call, running, notes = Call(case, 0), {}, {}
-    scalars, direction = tuple(case.problem.scalars.values()), "both" if case.backward else "forward"
-    for who, make in {"dtkernels": lambda fn: op, **{p: PEERS[p] for p in peers}}.items():
-        try:
-            fn = make(case.problem.reference)
-            prepare = bench.preparation(lambda *t, fn=fn: fn(*t, *scalars), call.inputs, call.wanted, direction, call.grads)
-            running[who], captured = timing.captured(prepare)
-            if not captured:
-                notes[f"{who}_note"] = "not captured: host time is in it"
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            notes[f"{who}_note"] = one_line(error)
-    return timing.interleaved_times(running, 15.0), notes
+    call, scalars, direction = Call(case, 0), tuple(case.problem.scalars.values()), "both" if case.backward else "forward"
+
+    def prepared(make: Callable):
+        fn = make(case.problem.reference)
+        return bench.preparation(lambda *t: fn(*t, *scalars), call.inputs, call.wanted, direction, call.grads)
+
+    return timing.times_by_turns({who: partial(prepared, make) for who, make in {"dtkernels": lambda fn: op, **{p: PEERS[p] for p in peers}}.items()})
 
 
 def make_preparer(index: int, peers: tuple[str, ...]):

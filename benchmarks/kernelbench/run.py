@@ -37,6 +37,7 @@ from problem import DTYPES, levels, not_said, problems  # noqa: E402
 from sampling.measuring import handled  # noqa: E402
 
 from dtkernels.codegen.target import TARGETS  # noqa: E402
+from dtkernels.lang.errors import error_line  # noqa: E402
 
 
 def names(options: argparse.Namespace) -> list[tuple[int, str]]:
@@ -52,7 +53,7 @@ def check_values(todo: list[tuple[int, str]]) -> int:
         try:
             wrong = check.check_values(level, name)
         except Exception as error:
-            wrong = measure.one_line(error)
+            wrong = error_line(error, 300)
         failed += bool(wrong)
         print(f"{level}/{name:46} {wrong or 'right'}", flush=True)
     print(f"{len(todo)} problems at small sizes: {failed} wrong")
@@ -96,7 +97,7 @@ def measure_all(todo: list[measure.Case], options: argparse.Namespace) -> dict[s
         try:
             found[str(case)] = measure.measure(case, options.peers)
         except Exception as error:
-            found[str(case)] = {"failed": measure.one_line(error)}
+            found[str(case)] = {"failed": error_line(error, 300)}
             broken = isinstance(error, torch.AcceleratorError)
         print(measure.line(case, found[str(case)]), flush=True)
         if options.json:

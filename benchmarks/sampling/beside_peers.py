@@ -10,12 +10,13 @@ import common.baselines as peer_module
 from common import timing, workloads
 
 from dtkernels.codegen.emit.module import emit
+from dtkernels.lang.errors import error_line
 from dtkernels.runtime.build.source_cache import load_module
 from dtkernels.runtime.select.schedule_selection import scheduled
 from dtkernels.tuning.records import inputs_and_reference
 from dtkernels.tuning.records.problems import TuningProblem, variants_of
 
-from .measuring import ROUND, Preparer, _reraise, one_line, peers_of
+from .measuring import ROUND, Preparer, _reraise, peers_of
 
 BY_HAND: dict[str, tuple[tuple[int, int, int], int]] = {
     "triton 128x128x32": ((128, 128, 32), 4),
@@ -59,7 +60,7 @@ class Finalists(Preparer):
                 notes |= {} if captured else {who: "not captured: host time is in it"}
             except Exception as problem:
                 _reraise(problem)
-                notes[who] = one_line(problem)
+                notes[who] = error_line(problem)
         values = inputs_and_reference.make(work, (), "cuda").values
         for name, text in schedules.items():
             self._now(name)
@@ -67,7 +68,7 @@ class Finalists(Preparer):
                 ready[name], _ = timing.captured(prepared(work, text, values))
             except Exception as problem:
                 _reraise(problem)
-                notes[name] = one_line(problem)
+                notes[name] = error_line(problem)
         self._now("timing")
         return {"us": timing.interleaved_times(ready, ROUND), "notes": notes, "copy_us": timing.copy_time(int(load.bytes[0]))}
 

@@ -19,7 +19,8 @@ import torch._functorch.config
 from common import timing, workloads
 
 import dtkernels
-from dtkernels.tuning.workers.worker_pool import Fatal, Finished, WorkerPool, line_of
+from dtkernels.lang.errors import error_line, message_line
+from dtkernels.tuning.workers.worker_pool import Fatal, Finished, WorkerPool
 
 from . import checking
 from .checking import Deviation
@@ -35,11 +36,6 @@ MATERIALIZING = ("eager", "compile", "compile-max")  #: peers that are not run f
 def peers_of(op: str, names: tuple[str, ...]) -> list[str]:
     """Return the names that are peers of ``op``."""
     return [n for n in names if op != "attention" or n not in MATERIALIZING]
-
-
-def one_line(problem: BaseException) -> str:
-    """Format an error with its kind."""
-    return f"{type(problem).__name__}: {line_of(problem)}"
 
 
 # -- in the worker process ----------------------------------------------------------------------------------------------
@@ -58,7 +54,7 @@ class Measurer:
             return self.measure(*task)
         except (torch.AcceleratorError, RuntimeError) as error:
             if "CUDA error" in str(error) and not isinstance(error, torch.OutOfMemoryError):
-                raise Fatal(line_of(error)) from None  # no more work runs on the GPU in this process
+                raise Fatal(message_line(error)) from None  # no more work runs on the GPU in this process
             raise
         finally:
             torch._dynamo.reset()
@@ -84,7 +80,7 @@ class Measurer:
             found["how"] = chosen(work, inputs, direction)
         except Exception as problem:
             _reraise(problem)
-            return found | {"failed": one_line(problem)}
+            return found | {"failed": error_line(problem)}
         if found.get("wrong"):
             return found
         implementations, missing = peer_module.implementations(work, peers_of(op, names))
@@ -96,7 +92,7 @@ class Measurer:
                     ready[who] = self._ready(fn, inputs, direction, grads, judge, who, found)
                 except Exception as problem:
                     _reraise(problem)
-                    found["notes"][who] = one_line(problem)
+                    found["notes"][who] = error_line(problem)
         self._now("timing")
         found["us"] = timing.interleaved_times({who: call for who, call in ready.items() if call is not None}, ROUND)
         self._now("limit")

@@ -1,4 +1,4 @@
-"""Define DTError, the error for bad DT text, schedules and specs, and source positions."""
+"""Define DTError, the error for bad DT text, schedules and specs, and source positions. Format errors in one line."""
 
 from __future__ import annotations
 
@@ -29,3 +29,13 @@ class DTError(ValueError):
         details = [f"found {found}"] if found else []
         details += [f"allowed: {allowed}"] if allowed else []
         super().__init__(head + (": " + "; ".join(details) if details else ""))
+
+
+def message_line(error: BaseException, most: int = 200) -> str:
+    """Return an error's message in one line of at most ``most`` characters."""
+    return " ".join(str(error).split())[:most]
+
+
+def error_line(error: BaseException, most: int = 200) -> str:
+    """Return an error's kind and message in one line."""
+    return f"{type(error).__name__}: {message_line(error, most)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from .errors import DTError
+from .errors import DTError, message_line
 from .lexer import Places
 
 
@@ -90,4 +90,4 @@ def read_located(text: str, source: str) -> tuple[object, Located]:
     except RecursionError:
         raise DTError(f"{source}: not YAML that is read here", found="lists in lists without end") from None
     except (ValueError, TypeError) as error:  # for example an impossible date
-        raise DTError(f"{source}: not YAML", found=" ".join(str(error).split())[:200]) from None
+        raise DTError(f"{source}: not YAML", found=message_line(error)) from None

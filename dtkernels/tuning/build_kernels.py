@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from ..codegen.target import TARGETS, target
+from ..lang.errors import error_line
 from ..ops.registry import shipped_names
 from ..runtime.aot_build import BuiltKernels, PreviousBuild, build_row, rows_with_any_build
 from ..runtime.select.schedule_selection import target_for
@@ -158,7 +159,7 @@ def build_some(rows: list[tuple[Row, bool]], to: str, op: str, store: str) -> li
         except (OSError, MemoryError):  # a full disk is no row's fault: no row loses its kernels for it
             raise
         except Exception as error:  # any compiler error is this row's failure, not the others'
-            found.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            found.append(error_line(error, 300))
     return found
 
 

@@ -7,6 +7,8 @@ import math
 import re
 from collections.abc import Callable, Iterable
 
+from ..lang.errors import message_line
+
 DTYPES = ("bf16", "fp16", "fp32")
 
 
@@ -26,7 +28,7 @@ def said(error: Exception) -> str:
     """Format an error in one line, with its file first if it has one."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    return " ".join(str(error).split())[:300]
+    return message_line(error, 300)
 
 
 def some_of(allowed: Iterable[str]) -> Callable[[str], tuple[str, ...]]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from dtkernels.lang.errors import error_line
+
 
 @lru_cache(maxsize=1)
 def _flush() -> torch.Tensor:
@@ -124,6 +126,21 @@ def interleaved_times(running: dict[str, Callable[[], object]], milliseconds: fl
             times[who].append(gpu_time(running[who], milliseconds))
         order = order[1:] + order[:1]
     return {who: statistics.median(t) for who, t in times.items()}
+
+
+def times_by_turns(prepared: dict[str, Callable[[], Callable[[], Callable[[], object]]]], milliseconds: float = 15.0) -> tuple[dict[str, float], dict[str, str]]:
+    """Return (median GPU time of each in microseconds, notes on those that fail or cannot be captured); ``prepared`` makes what ``captured`` takes."""
+    running, notes = {}, {}
+    for who, make in prepared.items():
+        try:
+            running[who], whole = captured(make())
+            if not whole:
+                notes[f"{who}_note"] = "not captured: host time is in it"
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            notes[f"{who}_note"] = error_line(error, 300)
+    return interleaved_times(running, milliseconds), notes
 
 
 def host_time(fn: Callable[[], object], calls: int = 30, rounds: int = 5) -> float:

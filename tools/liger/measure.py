@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from dtkernels.lang.errors import error_line
+
 from .cases import LARGE, SMALL, arguments, losses
 from .substitution import FUNCTIONS
 
@@ -99,7 +101,7 @@ def compared(name: str, theirs: dict[str, type], device: str, dtype: torch.dtype
             with stand_ins():
                 found[who] = values(function, name, device, dtype)
         except Exception as problem:  # what one library cannot do here is told, and the others go on
-            return "not run", f"{who}: {type(problem).__name__}: {' '.join(str(problem).split())[:120]}"
+            return "not run", f"{who}: {error_line(problem, 120)}"
     if len(found["liger"]) != len(found["dtkernels"]):
         return "differs", f"{len(found['dtkernels'])} results of ours, {len(found['liger'])} of Liger's"
     away = 0.0
@@ -163,7 +165,7 @@ def measured(name: str, theirs: dict[str, type], rows: int, dtype: torch.dtype, 
             running[who] = call
         except Exception as problem:  # also a size that does not fit: the table says so
             torch.cuda.synchronize()
-            figure.note = f"{type(problem).__name__}: {' '.join(str(problem).split())[:90]}"
+            figure.note = error_line(problem, 90)
             torch.cuda.empty_cache()
     times: dict[str, list[float]] = {who: [] for who in running}
     order = list(running)

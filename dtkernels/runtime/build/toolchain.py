@@ -9,6 +9,7 @@ import subprocess
 from functools import cache
 
 from ...codegen.target import Target
+from ...lang.errors import message_line
 
 OLDEST = 70  #: the lowest compute capability that Triton compiles for
 
@@ -31,9 +32,5 @@ def missing(error: Exception, gpu: Target) -> str | None:
     if isinstance(gpu.arch, int) and gpu.arch < OLDEST:
         return f"Triton has no compiler for compute capability {gpu.arch / 10}"
     if isinstance(error, subprocess.CalledProcessError | FileNotFoundError | PermissionError) or "C compiler" in str(error):
-        return f"no C compiler works, and Triton needs one ({_line(error)})"
-    return f"Triton finds no ptxas ({_line(error)})" if "Cannot find ptxas" in str(error) else None
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:120]
+        return f"no C compiler works, and Triton needs one ({message_line(error, 120)})"
+    return f"Triton finds no ptxas ({message_line(error, 120)})" if "Cannot find ptxas" in str(error) else None

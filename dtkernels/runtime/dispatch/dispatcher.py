@@ -13,6 +13,7 @@ import torch
 
 from ...autoschedule.cost.outline import Known, Outline
 from ...codegen.target import Target
+from ...lang.errors import error_line
 from ..bounded_cache import BoundedCache
 from ..build.jit_kernels import CompiledKernels
 from ..build.specialization import fits, loses_alignment, specialized
@@ -249,7 +250,7 @@ class Dispatcher:
             except (torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:  # for example too large for this GPU: the default schedule fits
-                warn_once(f"a row is passed over ({candidate.row.title()}): {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+                warn_once(f"a row is passed over ({candidate.row.title()}): {error_line(error)}")
                 planned = self.programs.default_plan(choice, types, gpu)
         return self._compile(planned, choice, tensors, scalars, on_gpu)
 

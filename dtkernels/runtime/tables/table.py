@@ -17,6 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from ...lang.errors import error_line, message_line
+
 DIRECTIONS = ("forward", "backward")
 DTYPES = ("fp32", "fp16", "bf16")
 #: keys of ``by``: the machine and the command that measured or made a row
@@ -139,7 +141,7 @@ def read_rows(text: str, source: str) -> tuple[Row, ...]:
     try:
         data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise TableError(f"{source}: not YAML: {' '.join(str(error).split())[:200]}") from None
+        raise TableError(f"{source}: not YAML: {message_line(error)}") from None
     return rows_from(data if data is not None else [], source)
 
 
@@ -211,7 +213,7 @@ def read_gpu(folder: Path) -> Gpu:
         data = yaml.safe_load(path.read_text())
         return Gpu(str(data["name"]), data["arch"], int(data["multiprocessors"]), float(data.get("bandwidth") or 0))
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise TableError(f"{path}: a mapping of name, arch, multiprocessors, bandwidth; {type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
+        raise TableError(f"{path}: a mapping of name, arch, multiprocessors, bandwidth; {error_line(error)}") from None
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

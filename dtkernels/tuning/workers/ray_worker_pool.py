@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .worker_pool import START, Finished, answer, line_of, where_of
+from ...lang.errors import message_line
+from .worker_pool import START, Finished, answer, where_of
 
 SOURCES = (str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[3]))  #: of the tools and of the package
 
@@ -124,7 +125,7 @@ def _ray(address: str) -> tuple:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error", include_dashboard=False)  # type: ignore[arg-type]  # a name does too, as logging takes it
     except Exception as error:  # unreachable, of another version, no address: Ray has an exception for each
-        raise SystemExit(f"tune: no Ray cluster at {address!r}: {line_of(error)}; allowed: local, auto, HOST:PORT") from None
+        raise SystemExit(f"tune: no Ray cluster at {address!r}: {message_line(error)}; allowed: local, auto, HOST:PORT") from None
     return ray, True
 
 
@@ -143,7 +144,7 @@ class _Actor:
             self.handler = make(self.index, *args)
             return where_of(self.handler, self.index), ""
         except BaseException as error:
-            self.problem = f"no worker: {line_of(error)}"
+            self.problem = f"no worker: {message_line(error)}"
             return "", self.problem
 
     def run(self, message: object) -> tuple:

@@ -13,6 +13,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from ...lang.errors import error_line, message_line
+
 READY = "ready"
 START = 180.0  #: seconds that a worker may take to start
 FORGOTTEN = "what was sent once is not kept any more"  #: a handler's answer that asks for something to be sent again
@@ -156,14 +158,9 @@ def answer(handler: Callable, message: object) -> tuple[object, str, bool]:
     try:
         return handler(message), "", False
     except Fatal as error:
-        return None, line_of(error), True
+        return None, message_line(error), True
     except Exception as error:  # any error of a compiler or a kernel is this candidate's failure
-        return None, f"{type(error).__name__}: {line_of(error)}", False
-
-
-def line_of(error: BaseException) -> str:
-    """Return an error's message in one line."""
-    return " ".join(str(error).split())[:200]
+        return None, error_line(error), False
 
 
 def where_of(handler: Callable, index: int) -> str:
@@ -181,7 +178,7 @@ def _serve(pipe: Connection, make: Callable, index: int, args: tuple) -> None:
         handler = make(index, *args)
         pipe.send((READY, where_of(handler, index)))
     except BaseException as error:
-        pipe.send((None, f"no worker: {line_of(error)}", True))
+        pipe.send((None, f"no worker: {message_line(error)}", True))
         return
     while True:
         try:
