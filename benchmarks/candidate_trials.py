@@ -35,7 +35,7 @@ from dtkernels.tuning.records.journal import Time  # noqa: E402
 from dtkernels.tuning.records.measurement_store import write_matrices  # noqa: E402
 from dtkernels.tuning.records.problems import TuningProblem, variants_of  # noqa: E402
 from dtkernels.tuning.records.write_table import matrix_of_times  # noqa: E402
-from dtkernels.tuning.search.candidates import KernelCandidate, ScheduleCandidate, cut, with_aligned_rows  # noqa: E402
+from dtkernels.tuning.search.candidates import KernelCandidate, ScheduleCandidate, split_by_kernel, with_aligned_rows  # noqa: E402
 from dtkernels.tuning.workers.benchmark_worker import make_gpu_worker  # noqa: E402
 from dtkernels.tuning.workers.compile_worker import make_cpu_worker  # noqa: E402
 from dtkernels.tuning.workers.worker_pool import WorkerPool  # noqa: E402
@@ -52,7 +52,7 @@ def trials_of(work: TuningProblem, target: Target, count: int) -> list[Trial]:
     variant, found, ways = variants_of(work.group)[1], list[Trial](), list[str]()
     for schedule, root, configs in proposals(variant.algorithm, variant.outputs, work.extents, work.group.itemsize, target):
         try:
-            whole = cut(variant.algorithm, variant.outputs, str(schedule))
+            whole = split_by_kernel(variant.algorithm, variant.outputs, str(schedule))
         except DTError:
             continue
         ways += [whole.fused] if whole.fused not in ways else []

@@ -41,7 +41,7 @@ from dtkernels.runtime.select.schedule_selection import COMPILED  # noqa: E402
 from dtkernels.runtime.tables.table import Row  # noqa: E402
 from dtkernels.tuning.records.measurement_store import MeasurementMatrix, read_matrices  # noqa: E402
 from dtkernels.tuning.records.problems import CallKind, variants_of  # noqa: E402
-from dtkernels.tuning.search.candidates import KernelCandidate, cut  # noqa: E402
+from dtkernels.tuning.search.candidates import KernelCandidate, split_by_kernel  # noqa: E402
 
 STORED = ROOT / "schedule_tables" / "nvidia_h200" / "measurements.safetensors"
 UNTUNED = ROOT / "schedule_tables" / "nvidia_h100" / "measurements.safetensors"
@@ -137,7 +137,7 @@ def default_kernel(kernel: Kernel, sizes: dict[str, int], target: Target) -> str
     """Return what the default schedule chooses for the kernel; "" where it fuses in another way."""
     dispatch = variants_of(kernel.kind)[1].dispatch
     text = str(default_schedule(dispatch.algorithm(), dispatch.outputs, sizes, ITEMSIZE[kernel.kind.dtype], target))
-    return next((f"{p.fused}\n{p.tiles}" for p in cut(dispatch.algorithm(), dispatch.outputs, text).plans if (p.fused, p.root) == (kernel.fused, kernel.root)), "")
+    return next((f"{p.fused}\n{p.tiles}" for p in split_by_kernel(dispatch.algorithm(), dispatch.outputs, text).plans if (p.fused, p.root) == (kernel.fused, kernel.root)), "")
 
 
 def default_or(kernel: Kernel, taken: str, rows: list[Row], sizes: dict[str, int], default: str) -> str:

@@ -29,7 +29,7 @@ from dtkernels.codegen.target import TARGETS  # noqa: E402
 from dtkernels.runtime.select.evidence import ITEMSIZE  # noqa: E402
 from dtkernels.tuning.records.measurement_store import MeasurementMatrix, read_matrices  # noqa: E402
 from dtkernels.tuning.records.problems import CallKind, variants_of  # noqa: E402
-from dtkernels.tuning.search.candidates import KernelCandidate, cut  # noqa: E402
+from dtkernels.tuning.search.candidates import KernelCandidate, split_by_kernel  # noqa: E402
 
 
 class Judged(NamedTuple):
@@ -53,7 +53,7 @@ def judged(matrix: MeasurementMatrix) -> Iterator[Judged]:
     for i, measured in times.items():
         sizes = {label: n for label, n in matrix.about["works"][i].items() if label != "held_out"}
         text = str(default_schedule(dispatch.algorithm(), dispatch.outputs, sizes, ITEMSIZE[kind.dtype], TARGETS["h200"]))
-        for plan in cut(dispatch.algorithm(), dispatch.outputs, text).plans:
+        for plan in split_by_kernel(dispatch.algorithm(), dispatch.outputs, text).plans:
             same = {p: t for p, t in measured.items() if (p.root, p.fused) == (plan.root, plan.fused)}
             title, own = f"{kind.op} {kind.direction} {kind.dtype} {plan.root}", plan.tiles.replace("\n", " ")
             if plan in same:

@@ -103,7 +103,7 @@ class Run:
         try:
             found = self.bench.measure(op, size.shape, self.options.dtype, direction, max(self.end + GRACE - time.monotonic(), 1.0))
         except Exception as problem:  # in measuring, not in ours
-            found = {"us": {}, "errors": {}, "notes": {}, "skipped": said(problem)}
+            found = {"us": {}, "errors": {}, "notes": {}, "skipped": error_line(problem)}
         found = {"op": op, "direction": direction, "shape": size.shape, "stratum": size.stratum, **ratios.compared(found)}
         if self.searcher is not None and "how" in found and not ratios.is_fault(found) and self.options.regret <= self.end - time.monotonic():
             found["regret"] = self._regret(op, direction, size, found["how"])
@@ -113,10 +113,10 @@ class Run:
         try:
             return self.searcher.at(op, size.shape, direction, how, self.options.regret)
         except Exception as problem:
-            return {"note": said(problem)}
+            return {"note": error_line(problem)}
         except SystemExit as problem:  # its workers do not start
             self.searcher = None
-            return {"note": said(problem)}
+            return {"note": error_line(problem)}
 
     def _take(self, found: dict) -> None:
         """Keep, print and write one size."""
@@ -134,11 +134,6 @@ class Run:
         """Format the summary."""
         reached = f"seed {self.options.seed}, sizes reached: {', '.join(f'{k} {n}' for k, n in self.reached.items()) or 'none'}"
         return "\n".join(t for t in (reached, ratios.report(self.found) if self.found else "", ratios.regret_report(self.found)) if t)
-
-
-def said(problem: BaseException) -> str:
-    """Format an error in one line with its kind."""
-    return error_line(problem)
 
 
 def versions(options: argparse.Namespace) -> dict:
@@ -171,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
             run.go()
         except (KeyboardInterrupt, SystemExit) as problem:  # asked to stop, or the measuring process does not start again
             broken = True
-            print(f"\nrandom_shapes: stopped early: {said(problem)}", file=sys.stderr)
+            print(f"\nrandom_shapes: stopped early: {error_line(problem)}", file=sys.stderr)
         print(run.text(), flush=True)
     except RuntimeError as problem:
         print(f"random_shapes: {problem}", file=sys.stderr)

@@ -46,7 +46,7 @@ from dtkernels.codegen.target import TARGETS, Target  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
 from dtkernels.tuning.records.journal import Time  # noqa: E402
 from dtkernels.tuning.records.problems import TuningProblem, time_model, variants_of  # noqa: E402
-from dtkernels.tuning.search.candidates import KernelCandidate, ScheduleCandidate, cut, with_aligned_rows  # noqa: E402
+from dtkernels.tuning.search.candidates import KernelCandidate, ScheduleCandidate, split_by_kernel, with_aligned_rows  # noqa: E402
 from dtkernels.tuning.search.space import Surroundings, drawn  # noqa: E402
 from dtkernels.tuning.workers.benchmark_worker import make_gpu_worker  # noqa: E402
 from dtkernels.tuning.workers.compile_worker import Artefact, CpuWorker, Refused  # noqa: E402
@@ -137,7 +137,7 @@ def case_at(op: str, shape: str, dtype: str, target: Target) -> Case:
     own = variants_of(case.work.group)[1]
     usual = default_schedule(own.algorithm, own.outputs, case.work.extents, case.work.group.itemsize, target)
     for mark, text in ((DEFAULT, str(usual)), (CALL, said.schedule)):
-        case.add(with_aligned_rows(cut(own.algorithm, own.outputs, text), case.work), "rules" if mark == DEFAULT else "table", mark)
+        case.add(with_aligned_rows(split_by_kernel(own.algorithm, own.outputs, text), case.work), "rules" if mark == DEFAULT else "table", mark)
     return case
 
 
@@ -146,7 +146,7 @@ def rules_space(case: Case) -> Iterator[ScheduleCandidate]:
     own = variants_of(case.work.group)[1]
     for schedule, root, configs in proposals(own.algorithm, own.outputs, case.work.extents, case.work.group.itemsize, case.target):
         try:
-            whole = cut(own.algorithm, own.outputs, str(schedule))
+            whole = split_by_kernel(own.algorithm, own.outputs, str(schedule))
         except DTError:
             continue
         for config in configs if root in whole.roots else ():

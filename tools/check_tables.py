@@ -138,7 +138,7 @@ def check_table(path: Path, wrong: list[str], seen: Counts) -> list[Stored]:
         return []
     if text != rows_text(rows):
         wrong.append(f"{path}: is not as tools/build.py writes it: order or spelling differ")
-    store = stores_beside(path, to.arch, text, rows, wrong)
+    store = stores_for(path, to.arch, text, rows, wrong)
     found, widest = [], rows_with_any_build(rows)
     for i, row in enumerate(rows):
         seen.rows += 1
@@ -154,7 +154,7 @@ def check_table(path: Path, wrong: list[str], seen: Counts) -> list[Stored]:
     return found
 
 
-def stores_beside(path: Path, arch: int | str, text: str, rows: tuple[Row, ...], wrong: list[str]) -> KernelStores | None:
+def stores_for(path: Path, arch: int | str, text: str, rows: tuple[Row, ...], wrong: list[str]) -> KernelStores | None:
     """Return the stores of a table, its own and that of its architecture; add what is wrong with them to ``wrong``."""
     again, found = f"run tools/build.py --gpu {path.parent.name} --ops {path.stem}", []
     for place in stores_of(path, arch):

@@ -43,7 +43,7 @@ from dtkernels.tuning.records.journal import Time  # noqa: E402
 from dtkernels.tuning.records.measurement_store import MeasurementMatrix, write_joined  # noqa: E402
 from dtkernels.tuning.records.problems import CallKind, TuningProblem, op_names, row_of, time_model, variants_of  # noqa: E402
 from dtkernels.tuning.records.write_table import gpu_named, matrix_of_times, pruned  # noqa: E402
-from dtkernels.tuning.search.candidates import cut  # noqa: E402
+from dtkernels.tuning.search.candidates import split_by_kernel  # noqa: E402
 from dtkernels.tuning.workers.benchmark_worker import make_gpu_worker  # noqa: E402
 from dtkernels.tuning.workers.compile_worker import Artefact  # noqa: E402
 from dtkernels.tuning.workers.simulated_worker import make_simulated_gpu  # noqa: E402
@@ -139,7 +139,7 @@ def raced(work: TuningProblem, rows: list[Row], stores: KernelStores, gpus: Work
     wanted, entrants = row_of(work, ""), []
     for schedule, artefact in artefacts(work, [c.row for c in candidates(rows, wanted.key, work.extents, wanted.spec, time_model(work.group)) if c.exact and not c.refused], stores, most):
         try:
-            entrants.append((schedule, artefact, (cut(variant.algorithm, variant.outputs, schedule), None)))
+            entrants.append((schedule, artefact, (split_by_kernel(variant.algorithm, variant.outputs, schedule), None)))
         except DTError:
             continue
     found = ask(gpus, ("race", work, variant.outputs, tuple(entrants), ROUNDS)) if entrants else []
@@ -164,7 +164,7 @@ def artefacts(work: TuningProblem, ranked: list[Row], stores: KernelStores, most
 def matrix(kind: CallKind, times: Times, by: dict) -> MeasurementMatrix:
     """Return the times of one kind of call as tools/tune.py stores them."""
     variant = variants_of(kind)[1]
-    return matrix_of_times(kind, {w: {cut(variant.algorithm, variant.outputs, s).text(): t for s, t in found.items()} for w, found in times.items()}, by)
+    return matrix_of_times(kind, {w: {split_by_kernel(variant.algorithm, variant.outputs, s).text(): t for s, t in found.items()} for w, found in times.items()}, by)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dtkernels.runtime.select.schedule_selection import target_for
 from dtkernels.tuning.records.journal import Journal, Time
 from dtkernels.tuning.records.problems import TuningProblem, problems_of, variants_of
 from dtkernels.tuning.records.write_table import entrants, gpu_named
-from dtkernels.tuning.search.candidates import ScheduleCandidate, cut
+from dtkernels.tuning.search.candidates import ScheduleCandidate, split_by_kernel
 from dtkernels.tuning.search.playoffs import Playoffs
 from dtkernels.tuning.search.search import ScheduleSearch
 from dtkernels.tuning.search.search_state import SearchState
@@ -79,7 +79,7 @@ class RegretSearch:
         """Search for ``seconds``, then race. Return the regret, the microseconds of both, the best schedule and how many were tried."""
         work = problem_of(op, shape, direction, self.dtype, how["labels"])
         _, variant = variants_of(work.group)
-        own = cut(variant.algorithm, variant.outputs, how["schedule"])
+        own = split_by_kernel(variant.algorithm, variant.outputs, how["schedule"])
         begin = time.monotonic()
 
         def past(limit: float):

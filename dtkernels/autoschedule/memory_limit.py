@@ -46,10 +46,10 @@ def pieces_within_limit(shape: SchedulingProblem, roots: tuple[str, ...], member
 def limit_beside(shape: SchedulingProblem, between: list[str]) -> int:
     """Return the limit of the bytes of the Funcs ``between`` kernels, 0 for none: of the user, else at least those of inputs and outputs as large."""
     limit = memory_limit()
-    return max(limit, _held_by_caller(shape, between)) if between and limit and not is_limit_set() else limit
+    return max(limit, _bytes_of_caller(shape, between)) if between and limit and not is_limit_set() else limit
 
 
-def _held_by_caller(shape: SchedulingProblem, between: list[str]) -> int:
+def _bytes_of_caller(shape: SchedulingProblem, between: list[str]) -> int:
     """Return the bytes of inputs and outputs that have all labels of one of the Funcs ``between`` kernels."""
     tensors = [*map(shape.algorithm.plain_labels, shape.algorithm.inputs), *(shape.algorithm[o].labels for o in shape.outputs)]
     held = [labels for labels in tensors if any(set(shape.algorithm[r].labels) <= set(labels) for r in between)]

@@ -9,7 +9,7 @@ from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
 from ..lang.schedule_checks import reduction_labels
 from .problem import WHOLE_SIDE, SchedulingProblem
-from .rules.candidates.two_tiles import held_by_two, held_width
+from .rules.candidates.two_tiles import fits_two_tiles, tiled_extent
 from .rules.reduction import ROW_LIMIT
 from .rules.row_column_reduction import row_column_tiles
 
@@ -79,8 +79,8 @@ def _both_fit_in_registers(shape: SchedulingProblem, output: str, root: str) -> 
     if not (shape.dots(output) and shape.dots(root)):
         return True
     sides = [label for f in (output, root) for label in shape.algorithm[f].labels[-1:]]
-    if shape.itemsize == 2 and shape.target.backend == "cuda" and all(shape.sizes[label] <= WHOLE_SIDE and held_by_two(shape.sizes, label) for label in sides):
-        return sum(held_width(shape.sizes, label) for label in sides) <= MOST_BY_TWO_TILES
+    if shape.itemsize == 2 and shape.target.backend == "cuda" and all(shape.sizes[label] <= WHOLE_SIDE and fits_two_tiles(shape.sizes, label) for label in sides):
+        return sum(tiled_extent(shape.sizes, label) for label in sides) <= MOST_BY_TWO_TILES
     widths = [next_power_of_two(shape.sizes[label]) for label in sides]
     return sum(w for w in widths if w <= WHOLE_SIDE) <= WHOLE_SIDE  # wider ones are cut into blocks
 

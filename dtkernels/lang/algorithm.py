@@ -133,7 +133,7 @@ class Algorithm:
         return frozenset(found | {t for n in operated for t in _operands(n)})
 
     @cached_property
-    def whole_funcs(self) -> dict[str, str]:
+    def integer_funcs(self) -> dict[str, str]:
         """Return the Funcs that hold integers or truth values, with their torch dtype.
 
         They are a cast to such a dtype, or whole numbers in which a cast, the place of an extremum or an operator on integers takes part.
@@ -155,9 +155,9 @@ class Algorithm:
         """Return the Funcs that are stored in an input, each with that input."""
         return {d.name: d.expr.place.tensor for d in self.definitions if isinstance(d.expr, Write)}
 
-    def whole_tensors(self) -> frozenset[str]:
+    def integer_tensors(self) -> frozenset[str]:
         """Return the inputs and Funcs whose elements are integers in arithmetic."""
-        return self.integer_inputs() | {f for f, dtype in self.whole_funcs.items() if dtype != "bool"}
+        return self.integer_inputs() | {f for f, dtype in self.integer_funcs.items() if dtype != "bool"}
 
     @cached_property
     def float8_buffers(self) -> dict[str, str]:
@@ -183,7 +183,7 @@ class Algorithm:
         if func in self.operands:
             form = self.float8_buffers.get(func)
             return FLOAT8[form].torch if form else ""
-        return TORCH_NAMES[e.dtype] if isinstance(e, Cast) else self.whole_funcs.get(func, "")
+        return TORCH_NAMES[e.dtype] if isinstance(e, Cast) else self.integer_funcs.get(func, "")
 
     def integer_scalars(self) -> frozenset[str]:
         """Return the scalars used in an index."""

@@ -103,7 +103,7 @@ def _check_index(algorithm: Algorithm, index: ex.Expr, access: ex.Access) -> Non
     todo = [index]
     while todo:
         node = todo.pop()
-        if isinstance(node, ex.Access) and (node.tensor in algorithm.inputs or node.tensor in algorithm.whole_tensors()):
+        if isinstance(node, ex.Access) and (node.tensor in algorithm.inputs or node.tensor in algorithm.integer_tensors()):
             continue  # its own index is checked separately
         todo += node.children()
         ok = isinstance(node, (ex.Label, ex.Scalar, ex.Param, ex.Len)) or (isinstance(node, ex.Const) and type(node.value) is int)
@@ -119,7 +119,7 @@ def _check_index(algorithm: Algorithm, index: ex.Expr, access: ex.Access) -> Non
 
 
 def _check_remainders(algorithm: Algorithm, definition: Definition) -> None:
-    inputs, scalars = algorithm.whole_tensors(), algorithm.integer_scalars()
+    inputs, scalars = algorithm.integer_tensors(), algorithm.integer_scalars()
     within = {id(n) for a in ex.accesses(definition.expr) for i in a.index for n in i.walk()}  # indices are integers by another rule
     for node in definition.expr.walk():
         if isinstance(node, ex.Call) and node.fn in ex.RANDOM and (other := next((a for a in node.args if not ex.is_integer(a, inputs, scalars)), None)):

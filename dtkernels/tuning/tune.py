@@ -46,7 +46,7 @@ from .records.write_table import (
     corrected_by_races,
     entrants,
     gpu_named,
-    kept_rows,
+    remaining_rows,
     rows_of,
     run_at,
     set_aside,
@@ -316,7 +316,7 @@ class Run:
         self._finals(finals, entrants(known, {w: chosen[w.group].get(w) for w in self.works if not w.held_out}), begin + first * (RACE - begin))
         self.choice = corrected_by_races(known, times, chosen, self.args.regret)
         rows = {g: rows_of(known, times, choice, self.by(), True) for g, choice in self.choice.items()}
-        self.kept = kept_rows(self.out, known, [r for found in rows.values() for r in found], not self.stopping and not search.unseeded())
+        self.kept = remaining_rows(self.out, known, [r for found in rows.values() for r in found], not self.stopping and not search.unseeded())
         kept = {g: self.kept[operator_of(g.op).spec.op] for g in rows}
         self.runs = {w: made for g, choice in self.choice.items() for w, made in run_at(known, g, choice, rows[g] + kept[g]).items()}
         self._finals(finals, entrants(known, self.runs), RACE)

@@ -30,7 +30,7 @@ from dtkernels.tuning.records.inputs_and_reference import make, wrong  # noqa: E
 from dtkernels.tuning.records.journal import Journal, Time  # noqa: E402
 from dtkernels.tuning.records.measurement_store import read_matrices  # noqa: E402
 from dtkernels.tuning.records.problems import problems_of, row_of, variants_of  # noqa: E402
-from dtkernels.tuning.search.candidates import KernelCandidate, ScheduleCandidate, cut  # noqa: E402
+from dtkernels.tuning.search.candidates import KernelCandidate, ScheduleCandidate, split_by_kernel  # noqa: E402
 from dtkernels.tuning.search.portfolio import choose, dispatched, summary  # noqa: E402
 from dtkernels.tuning.search.space import Surroundings, Tiling, neighbours  # noqa: E402
 from dtkernels.tuning.workers.benchmark_worker import GpuWorker  # noqa: E402
@@ -50,7 +50,7 @@ def works(op: str, dtype: str = "fp32", **more):
 
 def whole(work) -> ScheduleCandidate:
     _, v = variants_of(work.group)
-    return cut(v.algorithm, v.outputs, str(default_schedule(v.algorithm, v.outputs, work.extents, work.group.itemsize, H200)))
+    return split_by_kernel(v.algorithm, v.outputs, str(default_schedule(v.algorithm, v.outputs, work.extents, work.group.itemsize, H200)))
 
 
 # -- candidates ---------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def test_a_schedule_is_the_sum_of_its_plans(op):
     for work in works(op):
         _, v = variants_of(work.group)
         made = whole(work)
-        assert cut(v.algorithm, v.outputs, made.schedule(v.outputs)) == made
+        assert split_by_kernel(v.algorithm, v.outputs, made.schedule(v.outputs)) == made
         assert all(KernelCandidate.read(p.text()) == p and Tiling.of(p).text() for p in made.plans)
 
 
@@ -100,7 +100,7 @@ def test_every_family_of_the_package_gives_legal_schedules_somewhere():
             legal = 0
             for text in family_texts(work.group):
                 try:
-                    cut(v.algorithm, v.outputs, completed(text, whole(work), v.outputs))
+                    split_by_kernel(v.algorithm, v.outputs, completed(text, whole(work), v.outputs))
                     legal += 1
                 except DTError:
                     continue
@@ -140,7 +140,7 @@ def test_a_kernel_that_reads_through_descriptors_is_launched_too():
     (work, *_) = works("mmsigmoid", "bf16", sizes={"x": 512, "y": 512, "k": 512})
     _, v = variants_of(work.group)
     text = "mmsigmoid.block(x:128, y:128); mmsigmoid.tensorize(x:128, y:128, k:64); mmsigmoid.descriptor(A, B, mmsigmoid); mmsigmoid.num_warps(8);"
-    artefact = CpuWorker(H200).compile(work.group, cut(v.algorithm, v.outputs, text), "mmsigmoid", (work,))
+    artefact = CpuWorker(H200).compile(work.group, split_by_kernel(v.algorithm, v.outputs, text), "mmsigmoid", (work,))
     launches = record(artefact.host, make(work, ("mmsigmoid",), "cpu").values).launches
     assert [x.kernel for x in launches] == ["mmsigmoid_descriptor_kernel"] and launches[0].kernel in artefact.kernels
     assert [e.kernel for e in artefact.entries] == ["mmsigmoid_descriptor_kernel"]

@@ -20,8 +20,8 @@ from dtkernels.tuning import tune as tune_tool  # noqa: E402
 from dtkernels.tuning.records.journal import Journal, Time  # noqa: E402
 from dtkernels.tuning.records.measurement_store import MeasurementMatrix, joined, read_matrices, write_matrices  # noqa: E402
 from dtkernels.tuning.records.problems import problems_of, row_of, variants_of  # noqa: E402
-from dtkernels.tuning.records.write_table import corrected_by_races, entrants, kept_rows, rows_of, run_at  # noqa: E402
-from dtkernels.tuning.search.candidates import cut  # noqa: E402
+from dtkernels.tuning.records.write_table import corrected_by_races, entrants, remaining_rows, rows_of, run_at  # noqa: E402
+from dtkernels.tuning.search.candidates import split_by_kernel  # noqa: E402
 from dtkernels.tuning.search.portfolio import choose_group, dispatched  # noqa: E402
 from dtkernels.tuning.search.search import ScheduleSearch  # noqa: E402
 from dtkernels.tuning.search.search_state import SearchState  # noqa: E402
@@ -72,7 +72,7 @@ def test_rows_start_the_search_and_what_is_not_legal_is_counted(tmp_path):
     seeds = CpuWorker(H200, compiling=False).seeds(here, False, (legal, illegal))
     search._seeded(here, seeds)
     _, variant = variants_of(here.group)
-    made = cut(variant.algorithm, variant.outputs, legal)
+    made = split_by_kernel(variant.algorithm, variant.outputs, legal)
     assert known.earlier[here] == [made] and made.plans[0] in known.cells[here, made.fused, "softmax"].waiting
     assert dict(search.earlier.illegal) == {illegal: 1} and "1 schedules not legal at 1 sizes left out" in folder_text(search.earlier, tmp_path)
 
@@ -144,8 +144,8 @@ def test_rows_at_other_sizes_stay_and_those_held_out_go(tmp_path, measured):
     rows = [row_of(w, hand(1, 4)) for w in (first, other, held)] + [replace(row_of(other, hand(1, 4)), dtype="fp32", spec="0123456789ab")]
     folder_with(tmp_path, *rows)
     new = [row_of(first, hand(2, 4))]
-    assert kept_rows(tmp_path, known, new, True) == {"softmax": [rows[1]]}
-    assert [r.sizes["x"] for r in kept_rows(tmp_path, known, new, False)["softmax"]] == [123, 6000], "a run that was cut short"
+    assert remaining_rows(tmp_path, known, new, True) == {"softmax": [rows[1]]}
+    assert [r.sizes["x"] for r in remaining_rows(tmp_path, known, new, False)["softmax"]] == [123, 6000], "a run that was cut short"
 
 
 @pytest.mark.parametrize("works, gpus, budget, part", [(876, 4, 400, 0.27), (876, 1, 1800, 0.24), (80, 1, 1800, 0.15), (876, 1, 300, 0.5)])
@@ -205,13 +205,13 @@ def test_rows_race_as_whole_schedules_and_sizes_held_out_race_what_the_new_table
     for w in made:
         known.seeded(w, worker.seeds(w, True))
     _, variant = variants_of(first.group)
-    assert (first.text(), cut(variant.algorithm, variant.outputs, hand(2, 16)).text()) in journal.times
+    assert (first.text(), split_by_kernel(variant.algorithm, variant.outputs, hand(2, 16)).text()) in journal.times
     held = [w for w in made if w.held_out]
     assert len(held) == 5
     for w in held:
         _, variant = variants_of(w.group)
         row = dispatched([r for r in rows if r.op == w.group.op], w)
-        runs = cut(variant.algorithm, variant.outputs, row.schedule) if row is not None else known.default[w]
+        runs = split_by_kernel(variant.algorithm, variant.outputs, row.schedule) if row is not None else known.default[w]
         for which in (runs, known.composed(w), known.default[w]):
             assert (w.text(), which.text()) in journal.times, w.title()
     assert "regret where held out:   2 sizes" in told and "regret where held out:   3 sizes" in told

@@ -16,7 +16,7 @@ from dtkernels.runtime.build.specialization import fits  # noqa: E402
 from dtkernels.runtime.launch.wrapper_recorder import record  # noqa: E402
 from dtkernels.tuning.records.inputs_and_reference import itemsizes, meta_arguments  # noqa: E402
 from dtkernels.tuning.records.problems import problems_of, variants_of  # noqa: E402
-from dtkernels.tuning.search.candidates import KernelCandidate, cut, kernels_of  # noqa: E402
+from dtkernels.tuning.search.candidates import KernelCandidate, kernels_of, split_by_kernel  # noqa: E402
 from dtkernels.tuning.search.playoffs import Playoffs  # noqa: E402
 from dtkernels.tuning.search.search import Job, ScheduleSearch  # noqa: E402
 from dtkernels.tuning.search.space import Surroundings, neighbours  # noqa: E402
@@ -110,7 +110,7 @@ def test_a_last_wave_is_compiled_and_launched_with_the_rest():
     """Else what it writes stays unwritten, and every candidate with one would be refused."""
     (work,) = works("mmsigmoid", "forward", x=4097, y=4097, k=4097)
     _, variant = variants_of(work.group)
-    whole = cut(variant.algorithm, variant.outputs, str(default_schedule(variant.algorithm, variant.outputs, work.extents, 2, target("h200"))))
+    whole = split_by_kernel(variant.algorithm, variant.outputs, str(default_schedule(variant.algorithm, variant.outputs, work.extents, 2, target("h200"))))
     assert ".tail(" in whole.text()
     assert "mmsigmoid_tail_descriptor_kernel" in CpuWorker(target("h200"), compiling=False).compile(work.group, whole, None, (work,)).kernels
 
@@ -120,21 +120,21 @@ def test_a_sum_is_tuned_with_its_parts():
     e[m, k] = rdot(g[m, l], B[k, l], l); f[l, n] = rdot(W[m, l], X[m, n], m); e.compile(); f.compile();""").algorithm
     text = """g.parts_at(f, n); g.block(m:16); g.tensorize(m:16, l:0); f.block(n:32); f.tensorize(l:0, n:32, m:16); f.split(m:2);
     e.block(m:16, k:16); e.tensorize(m:16, k:16, l:16);"""
-    whole = cut(algorithm, ("e", "f"), text)
+    whole = split_by_kernel(algorithm, ("e", "f"), text)
     assert whole.roots == ("f", "e") and "g.block(m:16);" in whole.plans[0].tiles
     assert [k.name for k in kernels_of(algorithm, ("e", "f"), whole, "f")] == ["f_part", "f", "g"]
 
 
 def test_a_share_of_the_exponentials_is_tried_and_left_beside_products_only():
     (work,) = works("attention", "forward", b=4, h=32, m=4096, n=64, l=4096, d=64)
-    (plan,) = cut(*_of(work), str(default_schedule(*_of(work), work.extents, 2, target("h200")))).plans
+    (plan,) = split_by_kernel(*_of(work), str(default_schedule(*_of(work), work.extents, 2, target("h200")))).plans
     around = Surroundings.of(_of(work)[0], plan, work.extents, True)
     assert "approximate(exp:1/8)" in plan.tiles, "the default schedule asks for it at 64 columns"
     without = KernelCandidate(plan.fused, plan.root, plan.tiles.replace("attention.approximate(exp:1/8);\n", ""))
     assert any({*without.tiles.splitlines()} <= {*p.tiles.splitlines()} and "exp:" not in p.tiles for p in neighbours(plan, around))
     assert any("approximate(exp:1/8)" in p.tiles for p in neighbours(without, around))
     (rows,) = works("softmax", "forward", x=4096, y=4096)
-    for alone in cut(*_of(rows), str(default_schedule(*_of(rows), rows.extents, 2, target("h200")))).plans:
+    for alone in split_by_kernel(*_of(rows), str(default_schedule(*_of(rows), rows.extents, 2, target("h200")))).plans:
         near = neighbours(alone, Surroundings.of(_of(rows)[0], alone, rows.extents, True))
         assert near and not any("exp:" in p.tiles for p in near)
 
@@ -153,7 +153,7 @@ def _of(work):
 def test_what_is_timed_is_the_build_of_the_very_sizes():
     """One plan compiled for rows that nothing divides, then for even ones: a build that merely fits takes several times as long."""
     odd, even = (works("softmax", "forward", x=64, y=y)[0] for y in (1001, 1024))
-    whole = cut(*_of(even), "total_shift.fuse_at(softmax, x); total.fuse_at(softmax, x); softmax.block(x:1); softmax.tensorize(x:1, y:1024); softmax.compile();")
+    whole = split_by_kernel(*_of(even), "total_shift.fuse_at(softmax, x); total.fuse_at(softmax, x); softmax.block(x:1); softmax.tensorize(x:1, y:1024); softmax.compile();")
     made = {w: CpuWorker(target("h200")).compile(w.group, whole, None, (w,)) for w in (odd, even)}
     for work, other in ((odd, even), (even, odd)):
         (launch,) = record(made[work].host, meta_arguments(work)).launches

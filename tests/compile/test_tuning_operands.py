@@ -11,7 +11,7 @@ from dtkernels.lang.tuning_space import read_shapes
 from dtkernels.runtime.select.schedule_selection import gpu_of
 from dtkernels.tuning.records.journal import Journal
 from dtkernels.tuning.records.problems import problems_of, variants_of
-from dtkernels.tuning.search.candidates import cut, readers
+from dtkernels.tuning.search.candidates import readers, split_by_kernel
 from dtkernels.tuning.search.search import ScheduleSearch
 from dtkernels.tuning.search.search_state import SearchState
 from dtkernels.tuning.search.space import Surroundings, Tiling, drawn, neighbours, stored_operands
@@ -42,7 +42,7 @@ def test_a_computed_operand_may_be_stored_first_and_its_kernel_is_part_of_the_ti
     variant, worker = variants_of(gated.group)[1], CpuWorker(H200, compiling=False)
     seeds = worker.seeds(gated)
     default = str(default_schedule(variant.algorithm, variant.outputs, gated.extents, 2, H200))
-    assert seeds.default == cut(variant.algorithm, variant.outputs, default) and readers(variant.algorithm, default) == {"f_left": "f"}
+    assert seeds.default == split_by_kernel(variant.algorithm, variant.outputs, default) and readers(variant.algorithm, default) == {"f_left": "f"}
     (plan,) = seeds.default.plans
     assert stored_operands(plan) == {"f_left"} and "f_left" in plan.tiles and len(seeds.plans) >= 2
     inside = next(p for p in seeds.plans if not stored_operands(p))

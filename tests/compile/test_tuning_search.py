@@ -14,7 +14,7 @@ from dtkernels.tuning.records.journal import Journal
 from dtkernels.tuning.records.problems import CallKind, TuningProblem, problems_of, row_of, variants_of
 from dtkernels.tuning.records.roofline import roofline
 from dtkernels.tuning.records.write_table import pruned
-from dtkernels.tuning.search.candidates import cut, with_aligned_rows
+from dtkernels.tuning.search.candidates import split_by_kernel, with_aligned_rows
 from dtkernels.tuning.search.search import ScheduleSearch
 from dtkernels.tuning.search.search_state import SearchState
 from dtkernels.tuning.search.space import Surroundings, Tiling, neighbours
@@ -155,7 +155,7 @@ def test_what_a_kernel_reads_by_descriptors_has_aligned_rows():
     kind = CallKind("mmsigmoid", "backward", "bf16", wanted=("A", "B"))
     variant = variants_of(kind)[1]
     text = "operand.num_warps(8); d_A.block(x:128, k:64); d_A.tensorize(x:128, k:64, y:64); d_A.descriptor(operand, B); d_A.num_warps(4);"
-    whole = cut(variant.algorithm, variant.outputs, text)
+    whole = split_by_kernel(variant.algorithm, variant.outputs, text)
     odd, even = (with_aligned_rows(whole, TuningProblem(kind, (("x", 512), ("y", y), ("k", 512)))) for y in (1001, 1024))
     assert even == whole and "operand.align();" in odd.schedule(variant.outputs) and "d_A.align" not in odd.schedule(variant.outputs)
-    assert cut(variant.algorithm, variant.outputs, odd.schedule(variant.outputs)) == odd
+    assert split_by_kernel(variant.algorithm, variant.outputs, odd.schedule(variant.outputs)) == odd

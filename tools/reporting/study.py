@@ -18,7 +18,7 @@ from dtkernels.runtime.tables.table import Row, read_rows
 from dtkernels.tuning.records.journal import HALF
 from dtkernels.tuning.records.measurement_store import read_matrices
 from dtkernels.tuning.records.problems import CallKind, TuningProblem, variants_of
-from dtkernels.tuning.search.candidates import cut
+from dtkernels.tuning.search.candidates import split_by_kernel
 from dtkernels.tuning.search.portfolio import Regret, dispatched, summary
 
 from .benchmark_runs import Benchmarks, read_runs
@@ -214,7 +214,7 @@ def _runs(rows: list[Row], work: TuningProblem, plans: dict[str, float]) -> floa
         return None
     _, variant = variants_of(work.group)
     try:
-        made = cut(variant.algorithm, variant.outputs, row.schedule)
+        made = split_by_kernel(variant.algorithm, variant.outputs, row.schedule)
     except DTError:
         return None
     if made.text() in plans:

@@ -75,7 +75,7 @@ def gradient(
         r, grads, backward = _reversed(algorithm, outputs, wanted)
     saved = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products, exchange).with_extra(means)
     single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
-    backward = in_float32(saved.backward, single | {e for e in saved.extra if saved.forward.whole_funcs.get(e, "bool") == "bool"})
+    backward = in_float32(saved.backward, single | {e for e in saved.extra if saved.forward.integer_funcs.get(e, "bool") == "bool"})
     if any(not algorithm[o].labels for o in outputs):  # rows are then made by a kernel of their own, and summed by another
         saved = replace(saved, forward=reading_saved(saved.forward, saved.extra))
     returned = outputs + saved.extra + saved.products

@@ -28,13 +28,13 @@ from .gradient import Gradient, computed_input_sources, gradient, in_float32
 from .rematerialization import JOINT, Product
 
 
-def products_made_again(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[Product, ...]:
+def products_in_both_directions(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[Product, ...]:
     """Return the matrices that forward and backward of one number both multiply, if adjoints in their place tell all gradients; none otherwise."""
-    found = _multiplied_again(algorithm, outputs, wanted)
+    found = _in_both_directions(algorithm, outputs, wanted)
     return found if found and _adjoint_of_product(algorithm, gradient(algorithm, outputs, wanted, tuple(p.name for p in found))) else ()
 
 
-def _multiplied_again(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[Product, ...]:
+def _in_both_directions(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[Product, ...]:
     if len(outputs) != 1 or algorithm[outputs[0]].labels:
         return ()
     backward = gradient(algorithm, outputs, wanted, ()).backward
@@ -46,7 +46,7 @@ def _multiplied_again(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tu
 
 def joint_gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> Gradient:
     """Derive a forward that computes a number and a product's adjoint for an adjoint of 1, and the backward that makes gradients of it."""
-    g = gradient(algorithm, outputs, wanted, tuple(p.name for p in _multiplied_again(algorithm, outputs, wanted)))
+    g = gradient(algorithm, outputs, wanted, tuple(p.name for p in _in_both_directions(algorithm, outputs, wanted)))
     cut = _adjoint_of_product(algorithm, g)
     assert cut is not None, "asked for where there is none"
     taken = {*g.forward.names, *g.backward.labels, *g.backward.inputs, *g.backward.funcs}

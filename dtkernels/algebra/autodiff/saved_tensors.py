@@ -76,7 +76,7 @@ def choose_saved_tensors(
     for d in _made_of_many(small, forward, backward):
         if d.name in backward:
             name = fresh_name(f"{d.name}_kept", {*backward.names, *forward.funcs})
-            whole = forward.whole_funcs.get(d.name, "bool")  # the place of an extremum may stand in an index
+            whole = forward.integer_funcs.get(d.name, "bool")  # the place of an extremum may stand in an index
             extra.append(Definition(name, d.labels, ex.Cast(ex.Access(d.name, tuple(map(ex.Label, d.labels))), "fp32" if whole == "bool" else whole)))
             backward = replace(_renamed(backward, d.name, name), inputs=(*backward.inputs, name))
     backward = _needed(_read_outputs(backward, outputs), grads)

@@ -14,7 +14,7 @@ from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem
 from .candidates.chain_tiles import WASTED, chain_tiles, filling, in_parts
-from .candidates.two_tiles import held_by_two, in_two_tiles
+from .candidates.two_tiles import fits_two_tiles, in_two_tiles
 from .chained_gemm import Chain
 
 #: (elements of the loop, warps, stages), each the fastest at some size with one query of schedule_tables/nvidia_h200/measurements.safetensors
@@ -74,7 +74,7 @@ def _of_several_products(chain: Chain) -> Iterator[KernelConfig]:
     """
     shape, row, loops = chain.shape, chain.rows[-1], reduction_labels(chain.shape.algorithm, chain.root)
     wide = max((next_power_of_two(shape.sizes[c]) for c in chain.columns), default=1)
-    two = any(held_by_two(shape.sizes, c) for c in chain.columns)
+    two = any(fits_two_tiles(shape.sizes, c) for c in chain.columns)
     for walked in loops:
         usual = chain.usual(walked)
         yield usual

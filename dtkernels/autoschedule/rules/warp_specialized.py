@@ -13,7 +13,7 @@ from ...lang.schedule import SHARES
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig, Pairs
 from ..problem import SchedulingProblem
-from .candidates.two_tiles import held_width, in_two_tiles
+from .candidates.two_tiles import in_two_tiles, tiled_extent
 
 ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
@@ -54,7 +54,7 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     widest = max(next_power_of_two(sizes[w]) for w in whole)
     if widest <= 64 and sizes[loop] < SHORTEST_LOOP:
         return None  # measured, attention of 64 columns: at 1024 keys 103 us against 93 by Triton's text, at 4096 1167 against 1169, causal 651 against 690
-    held = max(held_width(sizes, w) for w in whole)
+    held = max(tiled_extent(sizes, w) for w in whole)
     step = _step_size(shape, dots, members, {rows, loop}, held)
     deep = 2 if widest > 128 or widest > 64 and step == 128 else 3
     while (ROWS + 2 * deep * step) * held * shape.itemsize > shape.target.shared_bytes:

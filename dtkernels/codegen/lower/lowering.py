@@ -73,7 +73,7 @@ class _Lowering:
         self.blocks = self.schedule.sizes(root, "block")
         self.merged = {name: parts for m in options.members for name, parts in self.schedule.merged(m).items()}
         self.operand_types = OperandTypes(self.algorithm)
-        self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.whole_tensors()
+        self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.integer_tensors()
         self.whole: dict[str, list[Axis]] = {}
         self.counted = {label: (other, size) for label, other, size in program.counted}
         self.added = {a.func: a for a in program.accumulated if a.host == root}  #: sums that this kernel adds to in memory

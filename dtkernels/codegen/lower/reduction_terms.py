@@ -65,7 +65,7 @@ def fits_matrix_units(left: Tile, right: Tile, axes: tuple[Axis, ...]) -> bool:
     return a & b == over and all(len(s) == 1 and all(x.tile == WHOLE or x.tile >= MIN_DOT for x in s) for s in sides)
 
 
-def sums_are_held(terms: Tile, warps: int) -> bool:
+def accumulates_in_registers(terms: Tile, warps: int) -> bool:
     """Return whether the terms of a product without matrix units are added up over the steps each by itself, in registers.
 
     They are added to one another once, after the loop. Where there is no room for that, each step adds up its own.

@@ -25,7 +25,7 @@ from ..ir.nest import WHOLE, Accumulator, Assign, Axis, Index, Local, Loop, Op, 
 from ..ir.value_type import value_type
 from .memory_sums import add_in_memory
 from .merged_labels import grouped
-from .reduction_terms import COMBINE, NEUTRAL, broadcast_over, fits_matrix_units, guarded, key, place_of, reduced, sums_are_held
+from .reduction_terms import COMBINE, NEUTRAL, accumulates_in_registers, broadcast_over, fits_matrix_units, guarded, key, place_of, reduced
 from .running_means import RunningMeans
 from .scans import memory_order
 from .scope import Scope
@@ -272,7 +272,7 @@ class _Step:
             moves = self._rescaling_degrees(member, node, kind) if repairs is None else []
             factors = [self._rescaling_factor(*move) for move in moves]
             inner = any(isinstance(n, ex.Dot) and n != node for n in self.inlined(node).walk())  # its accumulator is in registers already
-            at_end = not (watched or factors or gains or inner) and (not isinstance(node, ex.Dot) or sums_are_held(terms, self.l.options.warps))
+            at_end = not (watched or factors or gains or inner) and (not isinstance(node, ex.Dot) or accumulates_in_registers(terms, self.l.options.warps))
             if not (at_end or isinstance(terms, TileDot)):
                 terms = reduced(kind, terms, self.axes)
             acc = self._accumulator(member, node, kind, terms, at_end, tuple((self.moving.get(f, ""), times) for f, times in moves), relative)

@@ -56,7 +56,7 @@ def shared_sum_names(algorithm: Algorithm) -> dict[str, SharedSum]:
         for e, other in own[i + 1 :]:
             shared = _shared(one, other, algorithm.labels)
             known = shared is None or any(s.over == shared.over and _same(s.factors, shared.factors) for s in found.values())
-            if known or shared is None or not any(_goes_over_again(algorithm, f.name, {*shared.over}) for f in (d, e)):
+            if known or shared is None or not any(_is_reread_along(algorithm, f.name, {*shared.over}) for f in (d, e)):
                 continue
             count = sum(n.startswith(f"{d.name}_sum") for n in found) + 1
             name = f"{d.name}_sum{count if count > 1 else ''}"
@@ -159,7 +159,7 @@ def _is_plain_sum(e: Expr) -> bool:
     return isinstance(e, Reduce) and e.kind == "sum" and not any(isinstance(n, NESTED) for n in e.arg.walk())
 
 
-def _goes_over_again(algorithm: Algorithm, func: str, over: set[str]) -> bool:
+def _is_reread_along(algorithm: Algorithm, func: str, over: set[str]) -> bool:
     """Return whether what is made of ``func`` goes over all of these labels, of which ``func`` has none."""
     later = [d for d in algorithm.definitions if d.name != func and func in algorithm.needed_by((d.name,))]
     return any(over <= _range_of(d) for d in later)

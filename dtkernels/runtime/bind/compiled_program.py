@@ -134,7 +134,7 @@ class CompiledProgram:
         import torch
 
         from ..signature.arguments import refuse_layout, type_name
-        from ..signature.signature import check_whole
+        from ..signature.signature import check_integers
         from ..torch_support.dtypes import FLOAT8_NAMES
 
         a, whole = self.prepared.algorithm, self.program.algorithm.integer_scalars()
@@ -145,7 +145,7 @@ class CompiledProgram:
             if not isinstance(value, torch.Tensor) and (n in a.inputs or not hasattr(value, "__float__")):
                 raise TypeError(f"{name}: {n} is {type_name(value)}; allowed: {kind}")
             if n in whole:
-                check_whole(name, n, value)
+                check_integers(name, n, value)
             if not isinstance(value, torch.Tensor):
                 continue
             refuse_layout(name, n, value)

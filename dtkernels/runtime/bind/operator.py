@@ -19,7 +19,7 @@ from ..select.schedule_selection import Call
 from ..signature.arguments import Interface, refuse_layout, type_name
 from ..signature.op_manifest import OpManifest, read_manifest
 from ..signature.shape_binding import BoundShapes, bind_shapes
-from ..signature.signature import check_whole
+from ..signature.signature import check_integers
 from ..torch_support.dtypes import FLOAT8_NAMES, INTEGER_DTYPES, KERNEL_DTYPES
 from ..torch_support.unsupported_autograd import refuse_forward_mode
 from . import library_ops
@@ -273,7 +273,7 @@ class Operator:
         """Convert a scalar to what kernels take: a Python number, which is part of the call key, or a tensor on the inputs' device."""
         public = self.interface.name(name)
         if name in self.manifest.whole:
-            check_whole(self.name, public, value)
+            check_integers(self.name, public, value)
         if isinstance(value, torch.Tensor):
             refuse_layout(self.name, public, value)
             if value.numel() != 1:

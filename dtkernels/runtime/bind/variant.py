@@ -162,9 +162,9 @@ class Variant:
     def _made_again(self, wanted: tuple[str, ...]) -> tuple[Product, ...]:
         """Return the product that forward and backward both make, and whose adjoint tells all gradients; none where there is none or several."""
         if wanted not in self._again:
-            from ...algebra.autodiff.joint import products_made_again
+            from ...algebra.autodiff.joint import products_in_both_directions
 
-            found = products_made_again(self.differentiated, self.outputs, wanted)
+            found = products_in_both_directions(self.differentiated, self.outputs, wanted)
             self._again[wanted] = found if len(found) == 1 else ()
         return self._again[wanted]
 

@@ -65,7 +65,7 @@ class _Evaluator:
         self.algorithm, self.tensors, self.scalars = algorithm, tensors, scalars
         self.sizes = extents(algorithm, tensors)
         self.result = result_dtype(algorithm, tensors)
-        self.integers = algorithm.whole_tensors()
+        self.integers = algorithm.integer_tensors()
         self.compute = torch.float64 if self.result == torch.float64 else torch.float32
         self.device = next(iter(tensors.values())).device
         self.known: dict[str, Named] = {}
@@ -78,7 +78,7 @@ class _Evaluator:
             if isinstance(d.expr, ex.Write):
                 self._write(d)
                 continue
-            value = self._index(d.expr) if self.algorithm.whole_funcs.get(name, "bool") != "bool" else self.value(d.expr)
+            value = self._index(d.expr) if self.algorithm.integer_funcs.get(name, "bool") != "bool" else self.value(d.expr)
             self.known[name] = self._expand(value, d.labels)
             for read in [k for k in self.known if last.get(k) == name and k not in names]:
                 del self.known[read]  # free its memory for the rest

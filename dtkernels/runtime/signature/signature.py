@@ -135,7 +135,7 @@ def _agreeing(algorithm: Algorithm, sizes: dict[str, Source]) -> tuple[tuple[str
     return tuple((label, source) for label, source in found if sizes[label] != source)
 
 
-def check_whole(op: str, name: str, value: object) -> None:
+def check_integers(op: str, name: str, value: object) -> None:
     """Raise TypeError, one line, for a scalar that is used in an index and is not an integer."""
     if isinstance(value, torch.Tensor):
         whole = not value.is_floating_point()

@@ -18,7 +18,7 @@ FORMAT = "dtkernels tuning 1"
 HALF = "\x1f"  #: separates the halves of a name
 
 
-class Other(ValueError):
+class OtherRun(ValueError):
     """Raised if the file is a complete journal of another run."""
 
 
@@ -65,8 +65,8 @@ class Journal:
         for i, line in enumerate(data[:end].splitlines()):
             try:
                 self._take(json.loads(line), names, header, path)
-            except (Other, json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError, RecursionError) as error:
-                if isinstance(error, Other):
+            except (OtherRun, json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                if isinstance(error, OtherRun):
                     raise
                 raise ValueError(f"{path}:{i + 1}: damaged: {type(error).__name__}; move it away to start anew") from None
         return end
@@ -76,7 +76,7 @@ class Journal:
         if kind == "h":
             for key, value in {"format": FORMAT, **header}.items():
                 if entry[1].get(key) != value:
-                    raise Other(f"{path}: measured with {key} {entry[1].get(key)!r}, this is {value!r}; choose another --out or move it away")
+                    raise OtherRun(f"{path}: measured with {key} {entry[1].get(key)!r}, this is {value!r}; choose another --out or move it away")
             self.about = entry[1].get("about", {})
         elif kind in ("w", "p", "x", "g"):
             text = entry[2] if kind in "xg" else names["x", entry[2]] + HALF + entry[3]

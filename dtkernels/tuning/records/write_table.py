@@ -17,7 +17,7 @@ from ...lang.errors import DTError
 from ...runtime.select.schedule_selection import gpu_of
 from ...runtime.signature.spec_hash import spec_hash
 from ...runtime.tables.table import Gpu, Row, write_gpu, write_rows
-from ..search.candidates import ScheduleCandidate, cut
+from ..search.candidates import ScheduleCandidate, split_by_kernel
 from ..search.portfolio import Regret, choose, dispatched, kinds, summary
 from ..search.search_state import SearchState
 from ..search.warm_start import rows_in
@@ -140,7 +140,7 @@ def run_at(known: SearchState, group: CallKind, choice: dict[TuningProblem, Sche
 def _cut_of(row: Row, work: TuningProblem) -> ScheduleCandidate | None:
     _, variant = variants_of(work.group)
     try:
-        return cut(variant.algorithm, variant.outputs, row.schedule)
+        return split_by_kernel(variant.algorithm, variant.outputs, row.schedule)
     except DTError:
         return None
 
@@ -209,7 +209,7 @@ def gpu_named(about: dict) -> Gpu:
     return Gpu(about["name"], about["arch"], about["multiprocessors"], bandwidth)
 
 
-def kept_rows(folder: Path, known: SearchState, rows: list[Row], whole: bool) -> dict[str, list[Row]]:
+def remaining_rows(folder: Path, known: SearchState, rows: list[Row], whole: bool) -> dict[str, list[Row]]:
     """Return, by op, the rows of the table in ``folder`` that stay besides ``rows``: rows of the current spec at other sizes.
 
     A complete run (``whole``) removes those at held-out sizes, which would judge themselves.

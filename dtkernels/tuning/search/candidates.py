@@ -84,7 +84,7 @@ def with_aligned_rows(whole: ScheduleCandidate, work: TuningProblem) -> Schedule
     return whole
 
 
-def cut(algorithm: Algorithm, outputs: tuple[str, ...], text: str) -> ScheduleCandidate:
+def split_by_kernel(algorithm: Algorithm, outputs: tuple[str, ...], text: str) -> ScheduleCandidate:
     """Split the schedule ``text`` into kernels; Funcs that it does not compile are compiled. Raises DTError if it is not legal."""
     schedule = _uncompiled(text) + compiled(outputs)
     check_schedule(schedule, algorithm)

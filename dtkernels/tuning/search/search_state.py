@@ -9,7 +9,7 @@ from ...lang.errors import DTError
 from ..records.journal import Journal, Time
 from ..records.problems import CallKind, TuningProblem, size_distance
 from ..workers.compile_worker import Seeds
-from .candidates import KernelCandidate, ScheduleCandidate, adapted, cut, with_aligned_rows
+from .candidates import KernelCandidate, ScheduleCandidate, adapted, split_by_kernel, with_aligned_rows
 
 NEAR = 3.0  #: problems further apart than this, in log2 of sizes, do not learn from one another
 BELIEF, FADING = 0.03, 0.7  #: promised gains that the model is believed without having kept any; how earlier ones count at each proposal
@@ -97,7 +97,7 @@ class SearchState:
         for fused, plans in found.items():
             made = self.cuts[work.group].get(fused)
             try:
-                made = made or cut(variant.algorithm, variant.outputs, "\n".join((fused, *(p.tiles for p in plans.values()))))
+                made = made or split_by_kernel(variant.algorithm, variant.outputs, "\n".join((fused, *(p.tiles for p in plans.values()))))
             except DTError:
                 continue
             if {*made.roots} == {*plans}:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from ...autoschedule.rules.candidates.two_tiles import held_by_two
+from ...autoschedule.rules.candidates.two_tiles import fits_two_tiles
 from ...autoschedule.rules.reduction import reread
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
@@ -312,7 +312,7 @@ def _split_products(t: Tiling, around: Surroundings) -> Dimensions:
 def _two_tiles(t: Tiling, around: Surroundings) -> Dimensions:
     """Hold whole extents by two tiles, or by one."""
     others = tuple(p for p in t.rest if p.name != "two_tiles")
-    labels = tuple(label for label, tile in t.tile.items() if tile == 0 and label in around.sizes and held_by_two(around.sizes, label))
+    labels = tuple(label for label, tile in t.tile.items() if tile == 0 and label in around.sizes and fits_two_tiles(around.sizes, label))
     if len(others) < len(t.rest):
         yield [dict(rest=others)]
     elif labels and around.product:

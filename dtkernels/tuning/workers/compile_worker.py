@@ -32,7 +32,16 @@ from ...runtime.tables.kernel_store import StoredKernel, digest
 from .. import deterministic_build  # noqa: F401  as tools/build.py does: what is timed is what is built
 from ..records import inputs_and_reference
 from ..records.problems import CallKind, TuningProblem, operator_of, time_model, variants_of
-from ..search.candidates import KernelCandidate, ScheduleCandidate, cut, kernels_of, part_counts, plans_of, readers, with_aligned_rows
+from ..search.candidates import (
+    KernelCandidate,
+    ScheduleCandidate,
+    kernels_of,
+    part_counts,
+    plans_of,
+    readers,
+    split_by_kernel,
+    with_aligned_rows,
+)
 from ..search.model import RatesOfKinds, Residuals, Sample, kernel_plans, predicted, refitted
 from ..search.space import Surroundings, drawn, split_sums, stored_operands
 
@@ -92,7 +101,7 @@ class CpuWorker:
         found: Seeds | None = None
         asked = algorithm, outputs, work.extents, work.group.itemsize, self.to
         for schedule in schedules(*asked):
-            made = cut(algorithm, outputs, str(schedule))
+            made = split_by_kernel(algorithm, outputs, str(schedule))
             costs = {p: self._cost(work, made, p.root) for p in made.plans}
             if found is None:
                 first, found = made, Seeds(made)
@@ -103,7 +112,7 @@ class CpuWorker:
         assert found is not None
         for text in family_texts(work.group) if families else ():
             self._family(work, completed(text, first, outputs), found)
-        found.default = cut(algorithm, outputs, str(default_schedule(*asked)))  # one of the above, whatever its estimate
+        found.default = split_by_kernel(algorithm, outputs, str(default_schedule(*asked)))  # one of the above, whatever its estimate
         found.cuts.setdefault(found.default.fused, found.default)
         found.plans |= {p: self._cost(work, found.default, p.root) for p in found.default.plans if p not in found.plans}
         for text in earlier:
@@ -114,7 +123,7 @@ class CpuWorker:
         """Add a row's schedule regardless of its estimate: it was fast at some size."""
         _, variant = variants_of(work.group)
         try:
-            made = cut(variant.algorithm, variant.outputs, text)
+            made = split_by_kernel(variant.algorithm, variant.outputs, text)
         except (DTError, AssertionError, KeyError):
             found.illegal.append(text)
             return
@@ -130,7 +139,7 @@ class CpuWorker:
         fused = next(iter(plans.values())).fused if plans else ""
         if fused not in found.cuts:
             try:
-                made = cut(variant.algorithm, variant.outputs, text)
+                made = split_by_kernel(variant.algorithm, variant.outputs, text)
             except DTError:
                 return
             costs = {p: self._cost(work, made, p.root) for p in made.plans}

@@ -17,7 +17,7 @@ from dtkernels.runtime.launch.wrapper_recorder import host_text, record
 from dtkernels.runtime.select.row_ranking import candidates
 from dtkernels.runtime.tables.table import Row
 from dtkernels.tuning.records.problems import CallKind
-from dtkernels.tuning.search.candidates import cut
+from dtkernels.tuning.search.candidates import split_by_kernel
 from dtkernels.tuning.search.space import Surroundings, Tiling, dimensions
 from dtkernels.tuning.workers.compile_worker import completed, family_texts
 
@@ -52,17 +52,17 @@ def test_the_tuner_is_offered_one_sweep_and_the_default_schedule_is_not(params, 
 def test_families_of_one_sweep_are_legal_for_heads_and_groups():
     for params, sizes in (({"causal": True}, SIZES), ({"causal": True, "group": 4}, GROUPED)):
         variant = backward(**params)
-        whole = cut(variant.algorithm, variant.outputs, str(default_schedule(variant.algorithm, variant.outputs, sizes, 2, H200)))
+        whole = split_by_kernel(variant.algorithm, variant.outputs, str(default_schedule(variant.algorithm, variant.outputs, sizes, 2, H200)))
         texts = [t for t in family_texts(CallKind("attention", "backward", "bf16", tuple(params.items()), ("Q", "K", "V"))) if "accumulate_at" in t]
         ours = [t for t in texts if ("K_1" in t) == ("group" in params)]
         for text in (ours[0], ours[-1]):
-            assert cut(variant.algorithm, variant.outputs, completed(text, whole, variant.outputs)).roots == ("d_total", "d_K")
+            assert split_by_kernel(variant.algorithm, variant.outputs, completed(text, whole, variant.outputs)).roots == ("d_total", "d_K")
 
 
 def test_the_space_varies_the_tiles_of_a_part():
     variant = backward(causal=True)
     ordered = next(s for s in schedules(variant.algorithm, variant.outputs, SIZES, 2, H200) if "ordered" in str(s))
-    plan = next(p for p in cut(variant.algorithm, variant.outputs, str(ordered)).plans if p.root == "d_K")
+    plan = next(p for p in split_by_kernel(variant.algorithm, variant.outputs, str(ordered)).plans if p.root == "d_K")
     around = Surroundings.of(variant.algorithm, plan, SIZES, True)
     tile = Tiling.of(plan).tile["l"]
     blocks = {change["block"]["l"] for values in dimensions(Tiling.of(plan), around) for change in values if "block" in change and "tile" not in change}

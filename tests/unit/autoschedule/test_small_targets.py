@@ -8,7 +8,7 @@ from dtkernels.autoschedule.cost.predicted_time import predicted_time
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.target import target
 from dtkernels.tuning.records.problems import CallKind, TuningProblem, time_model, variants_of
-from dtkernels.tuning.search.candidates import cut
+from dtkernels.tuning.search.candidates import split_by_kernel
 from dtkernels.tuning.workers.compile_worker import CpuWorker
 
 WHOLE = target("h100")
@@ -47,7 +47,7 @@ def test_a_part_of_a_gpu_has_schedules_that_fit_and_takes_as_much_longer(op):
         last = whole
         for count, part in PARTS.items():
             text, time = chosen(work, part)
-            made = cut(own.algorithm, own.outputs, text)
+            made = split_by_kernel(own.algorithm, own.outputs, text)
             assert CpuWorker(part).fits(work, made, None), text
             assert time >= 0.99 * last, (count, time, last)
             assert not large or 0.8 < time / whole / (132 / count) < 1.25, (count, time, whole)

@@ -16,7 +16,7 @@ from sampling import programs  # noqa: E402
 from dtkernels.autoschedule.cost.kernel_config import KernelConfig  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402
 from dtkernels.tuning.records.problems import CallKind, TuningProblem, variants_of  # noqa: E402
-from dtkernels.tuning.search.candidates import cut  # noqa: E402
+from dtkernels.tuning.search.candidates import split_by_kernel  # noqa: E402
 
 
 def test_every_kernel_is_tried_by_several_proposals_in_whole_schedules():
@@ -27,7 +27,7 @@ def test_every_kernel_is_tried_by_several_proposals_in_whole_schedules():
     assert {"d_A", "d_B"} <= roots and len({plan for _, _, plan in trials}) == len(trials) > 2 * len(roots)
     for _, whole, plan in trials:
         assert next(p for p in whole.plans if p.root == plan.root).fused == plan.fused
-        assert cut(variant.algorithm, variant.outputs, whole.schedule(variant.outputs)).roots == whole.roots, "it is legal"
+        assert split_by_kernel(variant.algorithm, variant.outputs, whole.schedule(variant.outputs)).roots == whole.roots, "it is legal"
         read = "descriptor" in plan.tiles and "operand" in plan.tiles.partition("descriptor")[2].partition(";")[0]
         assert not read or "operand.align();" in whole.schedule(variant.outputs), "rows of 2577 elements are aligned for descriptors"
 

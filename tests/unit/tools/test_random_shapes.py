@@ -349,7 +349,7 @@ def test_the_search_is_at_the_problem_that_is_dispatched(op, shape, direction, m
     how = measuring.chosen(work, work.make(), direction, "h200")
     problem = regret.problem_of(op, shape, direction, "bf16", how["labels"])
     _, variant = regret.variants_of(problem.group)
-    assert problem.group.direction == direction and regret.cut(variant.algorithm, variant.outputs, how["schedule"]).plans
+    assert problem.group.direction == direction and regret.split_by_kernel(variant.algorithm, variant.outputs, how["schedule"]).plans
     assert {n: e for n, e in problem.extents.items() if n in how["labels"]}.items() <= how["labels"].items()
 
 

@@ -16,7 +16,7 @@ from ....lang.schedule_checks import reduction_labels
 from ...cost.kernel_config import KernelConfig
 from ...problem import SchedulingProblem, whole_parts
 from ..chained_gemm import SMALLEST, Chain
-from .two_tiles import held_width, in_two_tiles
+from .two_tiles import in_two_tiles, tiled_extent
 
 ROWS, STEPS = (32, 64, 128), (32, 64, 128)  #: of a block, and elements of the loop
 LONGEST = 64  #: elements of the loop of two products with one accumulator: on an H100 steps of 128 took 1.2 to 1.3 times as long in long loops
@@ -71,7 +71,7 @@ def _by_warps(chain: Chain, made: KernelConfig) -> Iterator[KernelConfig]:
     shape, tile = chain.shape, dict(made.tiles)
     rows = max(size for label, size in made.tiles if label in dict(made.blocks))
     walked = next((x for x in chain.summed() if tile.get(x, 1) != 1), "")
-    wide = max((held_width(shape.sizes, x) for x in chain.columns), default=1)
+    wide = max((tiled_extent(shape.sizes, x) for x in chain.columns), default=1)
     step = tile.get(walked, 1) or next_power_of_two(shape.sizes[walked])
     sums, operands = chain.accumulators(), chain.products() - chain.accumulators()
     idle = shape.programs(dict(made.blocks)) <= shape.target.multiprocessors

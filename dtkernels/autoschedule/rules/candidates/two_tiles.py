@@ -14,18 +14,18 @@ from ...cost.kernel_config import KernelConfig
 from ...problem import SchedulingProblem
 
 
-def held_by_two(sizes: dict[str, int], label: str) -> bool:
+def fits_two_tiles(sizes: dict[str, int], label: str) -> bool:
     """Return whether two tiles that hold the whole of a label are shorter than one."""
     return two_tiles_are_shorter(sizes[label])
 
 
-def held_width(sizes: dict[str, int], label: str) -> int:
+def tiled_extent(sizes: dict[str, int], label: str) -> int:
     """Return the elements of the tiles that hold the whole of a label: two where these are shorter than one."""
-    return sum(two_tiles(sizes[label], UNITS)) if held_by_two(sizes, label) else next_power_of_two(sizes[label])
+    return sum(two_tiles(sizes[label], UNITS)) if fits_two_tiles(sizes, label) else next_power_of_two(sizes[label])
 
 
 def in_two_tiles(shape: SchedulingProblem, config: KernelConfig) -> Iterator[KernelConfig]:
     """Yield the choices with two tiles for each whole extent that is shorter so; nothing where there is none."""
-    labels = tuple(label for label, tile in config.tiles if tile == 0 and held_by_two(shape.sizes, label))
+    labels = tuple(label for label, tile in config.tiles if tile == 0 and fits_two_tiles(shape.sizes, label))
     if labels and not config.two_tiles:
         yield replace(config, two_tiles=labels)

@@ -154,7 +154,7 @@ def _split(body: tuple[Statement, ...], axis: Axis, kernel: Kernel) -> tuple[Sta
     group = Axis(name, axis.label, axis.tile // count, exact=axis.exact, whole=axis, every=count)
     try:
         return tuple(_Split(axis, group, kernel).run(body))
-    except _Kept:
+    except _Unchanged:
         return body
 
 
@@ -163,7 +163,7 @@ def _nodes(s: Statement) -> Iterator[Tile]:
         yield from s.value.walk()
 
 
-class _Kept(Exception):
+class _Unchanged(Exception):
     """A loop keeps its form."""
 
 
@@ -195,7 +195,7 @@ class _Split:
                 case Let() | Assign() if not any(self._varies(n) for n in s.value.walk()):
                     yield s
                 case _:
-                    raise _Kept
+                    raise _Unchanged
 
     def _varies(self, n: Tile) -> bool:
         return isinstance(n, Position) and n.axis == self.axis or isinstance(n, Local) and self.axis in n.axes
@@ -205,7 +205,7 @@ class _Split:
         load = s.value
         assert isinstance(load, Load)
         if load.only is not None and any(self._varies(n) for n in load.only.walk()) or load.buffer in self.kernel.descriptors and self._packs(load):
-            raise _Kept
+            raise _Unchanged
         if not self._packs(load):
             self.whole.add(s.name)
             return s
@@ -226,11 +226,11 @@ class _Split:
         """Return the elements of a tile at one place of each group; ``part`` None: where it is the same for all."""
         if divisor := _divided(tile, self.axis, "//"):
             if divisor % self.count:
-                raise _Kept
+                raise _Unchanged
             return Position(self.group) if divisor == self.count else Op("//", (Position(self.group), Const(divisor // self.count)))
         if divisor := _divided(tile, self.axis, "%"):
             if self.count % divisor or part is None:
-                raise _Kept
+                raise _Unchanged
             return Const(part % divisor)
         match tile:
             case Local(name, axes) if self.axis in axes:
@@ -240,13 +240,13 @@ class _Split:
                     return EveryNth(tile, self.axis, self.group, part)
                 if name in self.made:
                     return self._part(self.made[name], part)
-                raise _Kept
+                raise _Unchanged
             case Position(axis) if axis == self.axis:
                 if part is None:
-                    raise _Kept
+                    raise _Unchanged
                 return Op("+", (Op("*", (Position(self.group), Const(self.count))), Const(part)))
             case Guard(_, axes) if self.axis in axes:
-                raise _Kept
+                raise _Unchanged
         return _simple(tile.rebuild(lambda child: self._part(child, part)))
 
 

@@ -187,7 +187,7 @@ def _text(tile: Tile) -> str:
     return str(tile)
 
 
-def runs_behind(step: LoopStep, consumers: int, share: int, promotes: bool = False) -> bool:
+def can_defer_products(step: LoopStep, consumers: int, share: int, promotes: bool = False) -> bool:
     """Return whether registers suffice to run chained products one step behind. Raises Refused if they do not suffice at all.
 
     ``promotes``: each step's sums take registers beside those that they are added to.

@@ -43,7 +43,7 @@ from ...ir.nest import (
     statement_kind,
     statements,
 )
-from .legality import check_plan, check_step, in_work, runs_behind
+from .legality import can_defer_products, check_plan, check_step, in_work
 from .plan import HALF, REGISTERS, LoopStep, Product, Refused, Ring, WarpSpecializedKernel
 
 
@@ -73,7 +73,7 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
     steps = tuple(_step(s, rows) for s in kernel.body if isinstance(s, Loop))
     resident = tuple(s for s in before if is_descriptor_load(s))
     promotes = _in_float8(_dots(loops)) and "rdot" not in kernel.approximate
-    behind = runs_behind(steps[-1], consumers, rows.tile // (1 if kernel.ping_pong else consumers), promotes)
+    behind = can_defer_products(steps[-1], consumers, rows.tile // (1 if kernel.ping_pong else consumers), promotes)
     found = WarpSpecializedKernel(
         kernel,
         rows,
