@@ -26,7 +26,7 @@ REPEATS = 3
 
 
 def subjects() -> dict[str, list]:
-    """name -> what makes the emitted text anew."""
+    """Return, by name, functions that emit a text again."""
     programs = sorted((ROOT / "tests" / "golden" / "programs").glob("*.dt"))
     found = {op: (op, {}) for op in show.shipped()}
     found |= {f"{op} causal": (op, {"causal": True}) for op in show.shipped() if "causal" in dict(show.read(op).program.algorithm.params)}
@@ -34,7 +34,7 @@ def subjects() -> dict[str, list]:
 
 
 def emitted(what: str, params: dict) -> str:
-    """The file that is emitted for an op or a program, as the first call in a process makes it."""
+    """Emit the file of an op or a program, as the first call in a process does."""
     pipeline._lower.cache_clear()
     return show.Subject(show.read(what), given=params).text("triton")
 

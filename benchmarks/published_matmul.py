@@ -63,7 +63,7 @@ def by_hand_kernel(
 
 
 def by_hand(a, b, tiles: tuple[int, int, int] = (128, 128, 32), warps: int = 4, sigmoid: bool = False):
-    """a @ b, or its sigmoid."""
+    """Compute a @ b, or its sigmoid."""
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), dtype=a.dtype, device=a.device)
     grid = (triton.cdiv(m, tiles[0]) * triton.cdiv(n, tiles[1]),)
@@ -72,7 +72,7 @@ def by_hand(a, b, tiles: tuple[int, int, int] = (128, 128, 32), warps: int = 4, 
 
 
 def graph(fn, *args) -> torch.cuda.CUDAGraph:
-    """``fn`` captured."""
+    """Capture ``fn`` as a CUDA graph."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         fn(*args)
@@ -84,7 +84,7 @@ def graph(fn, *args) -> torch.cuda.CUDAGraph:
 
 
 def times(graphs: dict, seconds: float) -> dict[str, list[float]]:
-    """Microseconds of each graph, replayed in turns, each turn in another order."""
+    """Return the microseconds of each graph, replayed in turns, each turn in another order."""
     found: dict[str, list[float]] = {name: [] for name in graphs}
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     names, spent = list(graphs), 0.0
@@ -104,7 +104,7 @@ def times(graphs: dict, seconds: float) -> dict[str, list[float]]:
 
 
 def measure(shape: tuple[int, int, int], dtype: torch.dtype, seconds: float, others: dict) -> dict:
-    """One row of the result: median times, and the largest error of each against float64."""
+    """Return one row of the result: median times, and the largest error of each against float64."""
     m, n, k = shape
     torch.manual_seed(0)
     a, b = torch.randn(m, k, device="cuda", dtype=dtype), torch.randn(k, n, device="cuda", dtype=dtype)

@@ -43,7 +43,7 @@ def title(case: Case) -> str:
 
 
 def cases(only: re.Pattern) -> list[Case]:
-    """Those whose title ``only`` is found in, in the order of measuring."""
+    """Return the cases in whose title ``only`` is found, in the order of measuring."""
     found = []
     for name, program in PROGRAMS.items():
         for i, sizes in enumerate(program.sizes):
@@ -53,7 +53,7 @@ def cases(only: re.Pattern) -> list[Case]:
 
 
 def checked(call: Call, op) -> dict:
-    """Errors against float64, ours and eager's, and the paths that ran."""
+    """Return errors against float64, ours and eager's, and the paths that ran."""
     before = runs(call.name)
     got, truth = call.results(op), call.truth()
     ran = sorted(path for path, count in runs(call.name).items() if count > before.get(path, 0))
@@ -63,7 +63,7 @@ def checked(call: Call, op) -> dict:
 
 
 def times(call: Call, peers: dict) -> tuple[dict[str, float], dict[str, str]]:
-    """(microseconds by implementation, what is to be said of those that failed or could not be captured)."""
+    """Return (microseconds by implementation, notes on those that failed or could not be captured)."""
     direction = "backward" if call.wanted else "forward"
 
     def prepared(fn):
@@ -72,8 +72,8 @@ def times(call: Call, peers: dict) -> tuple[dict[str, float], dict[str, str]]:
     return timing.times_by_turns({who: partial(prepared, fn) for who, fn in peers.items()})
 
 
-def moved(call: Call) -> int:
-    """Bytes that cannot be left out: each input, output and gradient once, and of a table what is picked of it."""
+def bytes_moved(call: Call) -> int:
+    """Count the bytes that must move: each input, output and gradient once, and the rows that are read of a table."""
     program, names = PROGRAMS[call.name], list(PROGRAMS[call.name].inputs)
     with torch.no_grad():
         outputs = call.grads or as_tuple(program.eager(*call.inputs, *call.scalars))
@@ -83,7 +83,7 @@ def moved(call: Call) -> int:
 
 
 def implementations(name: str) -> dict:
-    """Ours and the peers of a program."""
+    """Return our form of a program and its peers."""
     program = PROGRAMS[name]
     peers = {"dtkernels": operator(name), "eager": program.eager, "compile": torch.compile(program.eager, dynamic=False)}
     return peers | ({"library": program.library} if program.library else {})
@@ -107,7 +107,7 @@ def make_preparer(index: int):
 
 
 def measure(case: Case) -> dict:
-    """One case: errors, times, and how near to the time of a copy or of torch's largest products ours comes."""
+    """Measure one case: errors, times, and how near to the time of a copy or of torch's largest products ours comes."""
     name, sizes, dtype, backward = case
     torch._dynamo.reset()
     torch.cuda.empty_cache()
@@ -116,7 +116,7 @@ def measure(case: Case) -> dict:
     found = checked(call, peers["dtkernels"])
     torch.cuda.empty_cache()
     us, notes = times(call, peers)
-    flops, size = program.products(sizes) * (program.backward if backward else 1), moved(call)
+    flops, size = program.products(sizes) * (program.backward if backward else 1), bytes_moved(call)
     copy = timing.copy_time(size)
     limit = max(copy, flops / timing.product_rate(DTYPES[dtype]) * 1e6) if flops else copy
     found |= notes | {"us": us, "bytes": size, "flops": flops, "copy_us": copy}
@@ -141,7 +141,7 @@ def line(case: Case, found: dict) -> str:
 
 
 def summary(found: dict[str, dict], asked: int) -> str:
-    """How many were measured, failed and were wrong; the geometric mean of the best peer's time over ours, and the slowest."""
+    """Sum up: how many were measured, failed and were wrong; the geometric mean of the best peer's time over ours, and the slowest."""
     failed, wrong = (sum(bool(r.get(k)) for r in found.values()) for k in ("failed", "wrong"))
     said = f"{len(found)} of {asked} cases; failed {failed}, wrong {wrong}"
     if ratios := {name: r["ratio"] for name, r in found.items() if "ratio" in r}:
@@ -152,7 +152,7 @@ def summary(found: dict[str, dict], asked: int) -> str:
 
 
 def measure_all(todo: list[Case], seconds: float, json_file: Path | None) -> dict[str, dict]:
-    """What the seconds allow, printed and written after each case. One that fails stops no other, unless no more can run on the GPU."""
+    """Measure what the seconds allow, printed and written after each case. One that fails stops no other, unless no more can run on the GPU."""
     found: dict[str, dict] = {}
     start = time.monotonic()
     for case in todo:

@@ -45,7 +45,7 @@ class Checked:
 
     @property
     def long(self) -> bool:
-        """Whether the time is predicted to be far above the limit."""
+        """Return whether the predicted time is far above the limit."""
         return self.limit < LONG / 100 * self.microseconds
 
     def __str__(self) -> str:

@@ -217,7 +217,10 @@ class SchedulingProblem:
         return False
 
     def longest(self, dot: ex.Dot) -> str:
-        """Return the longest label that a product sums over, but for those of which each row needs one element; one along which an operand lies contiguous, if that fills a tile."""
+        """Return the longest label that a product sums over, preferring one along which an operand is contiguous, if that fills a tile.
+
+        Labels of which each row needs one element are left out if there are others.
+        """
         walked = [label for label in dot.labels if not self.is_picked(dot, label)]
         ends = {x for side in (dot.left, dot.right) for a in ex.accesses(side) if a.index for x in ex.free_labels(a.index[-1])}
         return max(walked or dot.labels, key=lambda label: (label in ends and self.sizes[label] >= DEEP, self.sizes[label], label in ends))
@@ -237,11 +240,11 @@ class SchedulingProblem:
         return ((longest, self.whole_parts(root, tile, parts)),) if parts >= 2 else ()
 
     def whole_parts(self, root: str, tile: dict[str, int], parts: int) -> int:
-        """At most ``parts`` of a sum of ``root``, as many as its merge takes in whole steps: ``VECTOR`` at a time where a part of a block is one number."""
+        """Round ``parts`` of a sum of ``root`` down to whole steps of its merge: ``VECTOR`` at a time where a part of a block is one number."""
         number = all(tile.get(x, 1) == 1 for x in self.algorithm[root].labels)
         return parts // VECTOR * VECTOR if number and parts >= 4 * VECTOR else whole_parts(parts)
 
 
 def whole_parts(parts: int) -> int:
-    """At most ``parts``, as many as a merge takes in whole steps (split_k_merge.py)."""
+    """Round ``parts`` down to whole steps of a merge (split_k_merge.py)."""
     return parts // 16 * 16 if parts >= 16 else last_power_of_two(parts)

@@ -396,7 +396,7 @@ class _Parser:
 
 
 def _floor_division(node: ex.Expr) -> ex.Expr:
-    """In an index ``/`` rounds down by itself."""
+    """Write ``//`` as ``/``, which rounds down in an index."""
     return ex.Binary("/", node.left, node.right, pos=node.pos) if isinstance(node, ex.Binary) and node.op == "//" else node
 
 

@@ -253,7 +253,7 @@ def _rows_vanish(definitions: list[Definition], total: str, argument: ex.Expr, g
     known: dict[str, str] = {total: "any"}
 
     def kind(e: ex.Expr) -> str:
-        """Of the value in such a row: it is 0, it stays the same, or it is any."""
+        """Classify a value in such a row: "zero", "same" as without ``total``, or "any"."""
         match e:
             case ex.Access(tensor, _):
                 return known.get(tensor, "same")

@@ -91,7 +91,7 @@ class Chain:
         return shape.config(root, block, tile, warps, stages, share=1 if packed else 2, reordered=self._order(walked), order=self.program_order(block, bool(packed)), **more)
 
     def _rows(self, tile: dict[str, int]) -> dict[str, Any]:
-        """Copies with aligned rows of the numbers, one a row of an operand, that a loop reads in tiles.
+        """Copy the numbers that a loop reads in tiles, one for each row of an operand, to aligned rows.
 
         Where their rows start anywhere each is loaded by itself, by every thread that needs it, in every step: on an H200 attention's
         backward of 4001 rows took 1.2 to 1.6 times as long. A copy takes as long as a step or two of a long loop.
@@ -122,7 +122,7 @@ class Chain:
         return {t: str(own[-1]) for t, own in labels.items() if own and None not in own and len(own) < most and own[-1] in looped}
 
     def _descriptors_inside(self, tile: dict[str, int]) -> dict[str, Any]:
-        """Descriptors of operands of the products that are computed inside, in loops that would wait for them."""
+        """Load operands of inner products through descriptors, in loops that would wait for them."""
         found: dict[str, Any] = {}
         for m in self.members[1:]:
             longest = max((self.shape.sizes[k] // tile[k] for k in reduction_labels(self.shape.algorithm, m) if tile.get(k)), default=0)
@@ -150,7 +150,7 @@ class Chain:
         return {"staged": copied, "descriptors": small} if small else {}
 
     def _through_descriptors(self, few: bool) -> dict[str, Any]:
-        """Everything by descriptors where the intermediate is wide: addresses of pointers would take its registers."""
+        """Load and store everything through descriptors where the intermediate is wide: addresses of pointers would take its registers."""
         found = (*self._operands(), self.root)
         carried = max((self.shape.sizes[k] for k in reduction_labels(self.shape.algorithm, self.root)), default=0)
         wide = not few and len(found) > 2 and next_power_of_two(carried) >= 64 and self.shape.aligned(set(found))
@@ -167,7 +167,7 @@ class Chain:
         return tuple(sorted(names, key=shape.elements, reverse=True)) if names.keys() <= {*shape.algorithm.inputs} else ()
 
     def _order(self, walked: str) -> tuple[str, ...]:
-        """Of several labels that are reduced together ``walked`` goes innermost: its loop is the one that is pipelined."""
+        """Order the labels of a reduction: ``walked`` is the innermost loop, which is the one that is pipelined."""
         own = reduction_labels(self.shape.algorithm, self.root)
         longest_last = tuple(sorted(own, key=lambda label: (label == walked, self.shape.sizes[label])))
         return longest_last if len(own) > 1 and longest_last != own else ()

@@ -176,7 +176,7 @@ class Wrapper:
         return defs[0] if len(defs) == 1 else defs[-1] + ", where\n\n" + "".join(f"        {d}\n" for d in defs[:-1]) + "    "
 
     def _sizes(self, name: str) -> list[str]:
-        """Extents from the inputs that are read; every label that a kernel or an output needs."""
+        """Emit the extents of all labels that a kernel or an output needs, from the inputs that are read."""
         tensors = []
         read = {a.tensor for d in self.algorithm.definitions for a in ex.accesses(d.expr)}
         for t in self.sizing:
@@ -472,7 +472,7 @@ def _said(value: str) -> str:
 
 
 def plain_labels(algorithm: Algorithm, tensor: str) -> tuple[str | None, ...]:
-    """For each dimension of an input the label that indexes it by itself, None if index arithmetic does."""
+    """Return, for each dimension of an input, the label that indexes it; None where index arithmetic does."""
     return algorithm.plain_labels(tensor)
 
 

@@ -19,7 +19,7 @@ def stays_inside(algorithm: Algorithm, index: ex.Expr, size: ex.Expr) -> bool:
 
 
 def _is_inside(algorithm: Algorithm, form: LinearForm, size: ex.Expr, rounded: bool) -> bool:
-    """``rounded``: quotients of sizes count as the numbers that they are rounded down from, where that is more."""
+    """Return whether a form is at least 0 and less than ``size``; ``rounded``: bound quotients of sizes by what they are rounded down from."""
     least = _largest(algorithm, {atom: -times for atom, times in form.items()}, rounded)
     most = _largest(algorithm, form, rounded)
     return _never_positive(least) and most is not None and _never_positive(sum_of_forms(most, _form(size, -1, rounded), {None: 1}))

@@ -160,7 +160,7 @@ def _is_plain_sum(e: Expr) -> bool:
 
 
 def _is_reread_along(algorithm: Algorithm, func: str, over: set[str]) -> bool:
-    """Return whether what is made of ``func`` goes over all of these labels, of which ``func`` has none."""
+    """Return whether a later Func that needs ``func`` has or reduces over all of the labels ``over``."""
     later = [d for d in algorithm.definitions if d.name != func and func in algorithm.needed_by((d.name,))]
     return any(over <= _range_of(d) for d in later)
 

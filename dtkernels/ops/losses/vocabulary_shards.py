@@ -139,7 +139,7 @@ def _sharded_rows(weight: torch.Tensor) -> bool:
 
 
 def _of_group(op: str, tensors: dict, group: Any) -> VocabularyShard:
-    """Shards as plain tensors: how many classes each rank has is asked of all."""
+    """Describe a shard in plain tensors. The ranks exchange how many classes each has."""
     if not isinstance(group, torch.distributed.ProcessGroup):
         raise TypeError(f"{op}: group is {type(group).__name__}; allowed: a torch.distributed.ProcessGroup with this process in it")
     if torch.distributed.get_rank(group) < 0:
@@ -154,7 +154,7 @@ def _of_group(op: str, tensors: dict, group: Any) -> VocabularyShard:
 
 
 def _of_mesh(op: str, tensors: dict) -> VocabularyShard:
-    """Shards as DTensors. Hidden states and targets may be plain tensors that all ranks have."""
+    """Describe a shard in a DTensor. Hidden states and targets may be plain tensors that all ranks have."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     weight, kind = tensors["weight"], _dtensor()

@@ -140,7 +140,7 @@ def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target)
 
 
 def default_may_be_faster(choice: Choice, known: Known) -> bool:
-    """Whether all rows are so far from the call, or for another number, that the default schedule may be better; or the best pads what two tiles would hold."""
+    """Return whether the default schedule may be faster than every row: all are far from the call, or the best pads an extent that two tiles would hold."""
     if not choice.usable:
         return False
     first = choice.usable[0]

@@ -307,7 +307,7 @@ def _row(plain: dict) -> Row:
 
 
 def _compressed(code: bytes) -> bytes:
-    """Compress machine code: small kernels with zlib, which a first call unpacks quickly; large ones with xz, which is a third smaller."""
+    """Compress machine code: small kernels with zlib, which unpacks fast; large ones with xz, which is a third smaller."""
     if len(code) < _SMALL:
         return zlib.compress(code, 9)
     import lzma

@@ -295,7 +295,7 @@ class Consumer:
             self.k.line(depth, f"mbarrier.arrive({tile.name}_free.index({self._resident_part(tile)}), count=1)")
 
     def _any_work(self, depth: int) -> None:
-        """The work of the loop that the counter is in. One loop around all of it: values that several loops pass on cost moves."""
+        """Emit the work of all loops inside one loop; a counter selects. Values that one loop passes on to the next would cost moves."""
         for i, step in enumerate(self.p.steps):
             word = (
                 "else:" if step is self.p.last else f"{'elif' if i else 'if'} {self.k.counter()} < {self.k.bound(step.loop.end)}:"
@@ -321,7 +321,7 @@ class Consumer:
         return next(p for p in self.p.last.chained if (p.left, p.whole_columns) == (q.left, q.whole_columns))
 
     def _operands(self, step: LoopStep, depth: int) -> None:
-        """Accumulators moved, and the left operands of the chained products as the matrix units take them."""
+        """Emit the moves of accumulators, and convert the left operands of chained products to the layout of the matrix units."""
         k = self.k
         for s in step.moves:
             k.line(depth, f"{s.name} = {k.expr.text(s.value, s.axes)}")

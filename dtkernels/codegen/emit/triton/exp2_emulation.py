@@ -47,7 +47,7 @@ def {name_of(share)}(x, degree: tl.constexpr):
 
 
 def narrow_helper_text(share: tuple[int, int]) -> str:
-    """The function for tiles that may have fewer elements than share one polynomial's instructions."""
+    """Return the text of the function for tiles that may have fewer elements than share one polynomial's instructions."""
     return f"""
 @triton.jit
 def {name_of(share)}_if_wide(x, degree: tl.constexpr):

@@ -174,7 +174,7 @@ class _KernelPrinter:
         return text
 
     def _block(self, depth: int) -> None:
-        """The statements of one block; where some blocks need no mask, twice."""
+        """Emit the statements of one block; twice, with and without masks, where interior blocks need none."""
         forms = self.kernel.body[-1] if self.kernel.body else None
         if not isinstance(forms, InteriorOrEdge):
             return self._until_stores(self.kernel.body, depth)
@@ -188,7 +188,7 @@ class _KernelPrinter:
         return self._until_stores(forms.edge, depth + 1)
 
     def _until_stores(self, body: tuple[Statement, ...], depth: int) -> None:
-        """The statements of a block, and before its stores what lets the next kernel start."""
+        """Emit the statements of a block. The call that lets the next kernel start comes before its stores."""
         link = self.kernel.link
         stores = next((i for i, s in enumerate(body) if isinstance(s, (Store, DescriptorStore))), 0) if link and not self.kernel.persistent else 0
         self._body(body[:stores], depth)
@@ -542,7 +542,7 @@ class _KernelPrinter:
 
 
 def _sunk_scales(body: tuple[Statement, ...]) -> Iterator[str]:
-    """Scalars of which the kernel must know whether they are positive."""
+    """Yield the scalars whose sign the kernel must know."""
     yield from dict.fromkeys(n.scale.name for v in values(body) for n in v.walk() if isinstance(n, ScaleFactor))
 
 

@@ -86,7 +86,7 @@ class MemoryPrinter:
         return frozenset(b for b in self.k.kernel.aligned_reads if ranks[b] < max(ranks.values()))
 
     def load(self, name: str, load: Load | DescriptorLoad, axes: tuple[Axis, ...], depth: int, widen: bool) -> None:
-        """``name = ...``, widened to float32 if asked."""
+        """Emit a load into ``name``, widened to float32 if ``widen``."""
         form = self.k.expr.float8.get(load.buffer) if widen else None
         tail = ".to(tl.int64)" if name in self.k.outgrown else ".to(tl.float32)" if widen and not form and load.buffer not in self.k.spaces else ""
         if isinstance(load, DescriptorLoad):
@@ -217,7 +217,7 @@ class MemoryPrinter:
         return self.k.expr.text(index, axes)
 
     def steady_offsets(self, load: Load, axes: tuple[Axis, ...], axis: Axis, tile: str) -> str:
-        """Offsets of a load in the first step of the loop over ``axis``, of which ``tile`` is the index in a step."""
+        """Return the offsets of a load in the first step of the loop over ``axis``; ``tile`` is the index inside a step."""
         return self._offsets(load.buffer, load.index, axes, {Position(axis): arrange(tile, (axis,), axes)})
 
     def steady_pointer(self, load: Load, axis: Axis, at: str) -> str:

@@ -27,18 +27,18 @@ Names = dict[str, str]
 
 def keep_names_apart(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Give each value that would overwrite another one still to be read a name of its own."""
-    return replace(kernel, body=_apart(kernel.body, frozenset(), frozenset(), names_in(kernel.body)))
+    return replace(kernel, body=_without_clashes(kernel.body, frozenset(), frozenset(), names_in(kernel.body)))
 
 
-def _apart(body: tuple[Statement, ...], defined: frozenset[str], later: frozenset[str], taken: set[str]) -> tuple[Statement, ...]:
-    """``defined``: names before ``body``; ``later``: names that are read after it."""
+def _without_clashes(body: tuple[Statement, ...], defined: frozenset[str], later: frozenset[str], taken: set[str]) -> tuple[Statement, ...]:
+    """Rename what a loop redefines. ``defined``: names before ``body``; ``later``: names that are read after it."""
     result: list[Statement] = []
     for i, s in enumerate(body):
         if isinstance(s, Loop):
             after = later | _read(body[i + 1 :])
             clash = {n for n in _defines(statements(s.body)) if n in defined and n in after}
             inner = _renamed(s.body, {n: fresh_name(f"{n}_in_{s.axis.name}", taken) for n in sorted(clash)}, {}) if clash else s.body
-            s = replace(s, body=_apart(inner, defined, after, taken))
+            s = replace(s, body=_without_clashes(inner, defined, after, taken))
         defined |= _defines((s,))
         result.append(s)
     return tuple(result)

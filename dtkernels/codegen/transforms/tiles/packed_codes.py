@@ -164,7 +164,7 @@ def _nodes(s: Statement) -> Iterator[Tile]:
 
 
 class _Unchanged(Exception):
-    """A loop keeps its form."""
+    """Raised where a loop is left as it is."""
 
 
 class _Split:

@@ -56,7 +56,7 @@ def with_tiles_oriented(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 
 def _preferred_orders(value: Tile, order: tuple[Axis, ...], lets: set[tuple[str, tuple[Axis, ...]]]) -> list[tuple[Axis, ...]]:
-    """For each product in ``value``, whose result has the axes ``order``, return the order in which it takes each named operand."""
+    """Return the axis order in which each product in ``value`` takes its named operands; ``order``: the axes of the result."""
     found = []
     for dot in (n for n in value.walk() if isinstance(n, TileDot)):
         left, right = dot.left, dot.right
