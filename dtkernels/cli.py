@@ -1,4 +1,4 @@
-"""Parse and run the command line: show, compile, explain, doctor. Bad input ends in one line on stderr and exit code 2."""
+"""Parse and run the command line: show, compile, explain, tune, doctor. Bad input ends in one line on stderr and exit code 2."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SHOW = """Print an op or a program at one stage. algorithm: what is computed; a
 changed it; schedule: how the work is cut; nest: the loops; triton: the emitted file; ptx: machine code (amdgcn for AMD).
 A .dt program has its own schedule; an op or a spec gets one for its shape and GPU."""
 _COMPILE = """Write a Python file that imports torch and triton only: kernels, and a wrapper named after each compiled Func.
-Refused where the GPU has no room for the schedule; where tiles are whole extents, at the sizes of --shape. Triton launches its kernels; it loads
-16 bytes at once only where 16 divides the length of rows."""
+Ends with an error if the GPU's shared memory or registers do not suffice; where a tile is a whole extent, at the sizes of --shape. Triton
+launches the kernels of such a file; it loads 16 bytes at once only where 16 divides the length of rows."""
 _EXPLAIN = """Print the schedule that an op gets at a shape on a GPU, which need not be present: the row of the schedule table with its
 measured time, or why the default schedule is used; the next rows with theirs; and the launch of each kernel. DTKERNELS_TABLES names the tables.
 With --backward: the forward that saves for it, then the backward; by default with respect to what the table has rows for."""
@@ -221,17 +221,17 @@ def _tune(args: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="dtkernels", description="Look at the kernels that dtkernels makes. Needs no GPU.")
+    parser = _Parser(prog="dtkernels", description="Inspect, compile and tune kernels. Only tune needs a GPU.")
     parser.add_argument("--version", action="version", version=f"dtkernels {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    one = commands.add_parser("show", help="an op or a program at any stage, from its text to machine code", description=_SHOW)
+    one = commands.add_parser("show", help="print an op or a program at any stage, from its text to machine code", description=_SHOW)
     _program_arguments(one)
     one.add_argument("--stage", choices=show.STAGES, default="triton", help="default: triton")
     one.add_argument("--without", default="", metavar="PASS,...", help="leave out passes of codegen/pipeline.py, to see what they do")
     one.set_defaults(run=_show)
 
-    one = commands.add_parser("compile", help="a .dt program to a Python file", description=_COMPILE)
+    one = commands.add_parser("compile", help="compile a .dt program to a Python file", description=_COMPILE)
     one.add_argument("file", metavar="FILE.dt")
     one.add_argument("-o", "--output", metavar="FILE.py", help="replaced whole or not at all; default: standard output")
     _sizes(one)
@@ -239,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     _param(one)
     one.set_defaults(run=_compile)
 
-    one = commands.add_parser("explain", help="which schedule is used, and why", description=_EXPLAIN)
+    one = commands.add_parser("explain", help="explain which schedule is used, and why", description=_EXPLAIN)
     _program_arguments(one)
     one.add_argument("--build", action="store_true", help="compile the kernels and print the shared memory they use")
     one.set_defaults(run=_explain)
@@ -250,16 +250,16 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("more", nargs=argparse.REMAINDER, metavar="-- OPTIONS", help="further options of tools/tune.py, behind --")
     one.set_defaults(run=_tune)
 
-    one = commands.add_parser("doctor", help="what is installed here, and known traps", description=_DOCTOR)
+    one = commands.add_parser("doctor", help="check the installation and its settings", description=_DOCTOR)
     one.set_defaults(run=_doctor)
     return parser
 
 
 def _program_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select the program."""
-    parser.add_argument("what", metavar="OP_OR_FILE", help=f"{', '.join(show.shipped())}; or a .yaml spec; or a .dt program")
+    parser.add_argument("what", metavar="OP_OR_FILE", help="an op, such as softmax; a .yaml spec; or a .dt program. A name that is none of these lists the ops")
     _sizes(parser)
-    parser.add_argument("--backward", action="store_true", help="the derived gradient instead, with the default schedule")
+    parser.add_argument("--backward", action="store_true", help="print the derived gradient instead, with the default schedule")
     parser.add_argument("--wrt", default="", metavar="A,B", help="with respect to these inputs and scalars; default: every input")
     _gpu(parser)
     _param(parser)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,6 +59,8 @@ def read(what: str) -> Written:
     """Read a shipped op, a ``.yaml`` spec or a ``.dt`` program. Raises DTError, one line naming the file, and OSError."""
     path = SPECS / f"{what}.yaml" if what in shipped() else Path(what)
     if path.suffix not in (".dt", ".yaml", ".yml"):
+        if near := difflib.get_close_matches(what, shipped(), 1):
+            raise DTError("no such op", found=f"{what!r}; did you mean {near[0]}?")
         raise DTError("no such op", found=repr(what), allowed=", ".join(shipped()) + ", a .yaml spec or a .dt program")
     try:
         if path.suffix == ".dt":

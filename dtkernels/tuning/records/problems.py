@@ -240,7 +240,7 @@ def _extent(group: CallKind, label: str, sizes: dict[str, int]) -> int:
     source = variant.algorithm.extent_source(label)
     if source is not None and source[0] in forward.algorithm.inputs and set(known_labels(forward.algorithm)) <= {*sizes}:
         return meta_tensors(forward, forward, sizes, group.torch_dtype)[source[0]].shape[source[1]]
-    raise SystemExit(f"tune: {group.op}: the shapes do not say how long {label} is; they have {', '.join(sizes)}")
+    raise SystemExit(f"tune: {group.op}: its shapes give no size of {label}; given: {', '.join(sizes)}")
 
 
 def size_distance(a: TuningProblem, b: TuningProblem) -> float:
