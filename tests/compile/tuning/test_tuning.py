@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import stand_in_gpu
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).parent)]
 
 import tuning_workers  # noqa: E402

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "tools")]
 
 from dtkernels.codegen.target import target  # noqa: E402

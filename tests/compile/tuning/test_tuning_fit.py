@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parents[2] / "tools")]
+sys.path[:0] = [str(Path(__file__).parents[3] / "tools")]
 
 from dtkernels.autoschedule.default_schedule import default_schedule  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).parent)]
 
 import tuning_workers  # noqa: E402

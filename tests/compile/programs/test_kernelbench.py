@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "kernelbench"
+FOLDER = Path(__file__).parents[3] / "benchmarks" / "kernelbench"
 sys.path.append(str(FOLDER))
 sys.path.append(str(FOLDER.parents[1] / "tools"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 
 import build as build_tool
 
@@ -48,7 +48,7 @@ def build(tmp_path, monkeypatch):
     """tools/build.py on a folder of this test's; its worker processes find the checkout."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setenv("DTKERNELS_CACHE", str(tmp_path / "dtkernels"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]))
     return lambda *words: build_tool.main(["--tables", str(tmp_path / "tables"), "--jobs", "1", *map(str, words)])
 
 
