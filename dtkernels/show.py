@@ -279,7 +279,7 @@ def _split_given(algorithm: Algorithm, given: dict[str, object]) -> tuple[dict, 
     whole = algorithm.integer_scalars()
     for name, value in given.items():
         if name in algorithm.scalars and (isinstance(value, bool) or name in whole and value != int(value)):  # type: ignore[call-overload]
-            raise DTError(f"scalar {name} is a {'whole number, as it stands in an index' if name in whole else 'number'}", found=str(value).lower())
+            raise DTError(f"scalar {name} is {'an integer, as it stands in an index' if name in whole else 'a number'}", found=str(value).lower())
     return {n: v for n, v in given.items() if n in params}, {n: v for n, v in given.items() if n not in params}
 
 
@@ -347,7 +347,7 @@ def _range(index: ex.Expr, sizes: dict[str, int], scalars: dict[str, int | float
             if op == "%":
                 return 0, max(b[1], 1) - 1
             if op == "/" and b[0] <= 0 <= b[1]:
-                raise DTError("an index is divided by what is not 0", found=str(index), at=index.pos)
+                raise DTError("an index is divided by 0", found=str(index), at=index.pos)
             ends = [x * y if op == "*" else x // y for x in a for y in b]
             return min(ends), max(ends)
     raise DTError("the extent of a computed index", found=str(index), allowed="labels, integers, SIn, len() and + - * / %", at=index.pos)

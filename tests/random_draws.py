@@ -12,7 +12,7 @@ T = TypeVar("T")
 class Draws:
     """Choices drawn by the generator of ``number``, or replayed from ``tape``; those made are on ``made``.
 
-    Every choice is a whole number from 0, and 0 is the simplest. A tape that ends, or names a choice that is not there,
+    Every choice is an integer from 0, and 0 is the simplest. A tape that ends, or names a choice that is not there,
     goes on with the simplest.
     """
 

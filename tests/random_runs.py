@@ -26,12 +26,12 @@ MAY_REFUSE = (
     "a Func fused into the loop it reduces over is used there before it is finished", "a Func is fused where what it is made from is known",
     "a Func is fused into one that comes after it", "a reduction is finished before the loops of the output go on",
     "an output is computed over all its labels", "a compiled Func that is fused needs its host", "kernels run one after another",
-    "fuse_at a loop inside which its labels are bound", "what is stored", "a loop is unrolled or has specialised warps",
-    "a kernel has clusters or specialised warps", "ping_pong needs", "descriptor", "specialize_warps needs", "specialize_warps names a loop", "unroll names a loop", "two_tiles names a label",
+    "fuse_at a loop inside which its labels are bound", "a stored Func is made from", "a loop is unrolled or has specialized warps",
+    "a kernel has clusters or specialized warps", "ping_pong needs", "descriptor", "specialize_warps needs", "specialize_warps names a loop", "unroll names a loop", "two_tiles names a label",
     "stages names a loop", "split", "block(", "one label of a kernel", "stage names an input", "align is for", "parts_at", "accumulate_at", "tail is for", "stream is for", "a tail cuts",
     "merge names labels of the result, or labels of one sum", "store", "evict names a tensor",  # which a parameter leaves out
     "a tile of a product is", "a scan runs along one tile",
-    "approximate(", "map walks the blocks of labels", "tensorize is of the Func whose loop it is",  # which the algebra, or another Func's loop, leaves without effect
+    "approximate(", "map walks the blocks of labels", "tensorize belongs to the Func whose loop it tiles",  # which the algebra, or another Func's loop, leaves without effect
 )  # fmt: skip
 
 

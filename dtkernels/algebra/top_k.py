@@ -70,7 +70,7 @@ def _ranks(algorithm: Algorithm, node: ex.Reduce) -> Iterator[int]:
         case ex.Label(label) if label != node.labels[0] and (size := algorithm.constant_extent(label)) is not None:
             first, count = 0, size
         case _:
-            allowed = "a label of constant extent, Extent j = 8;, or a whole number from 0 on"
+            allowed = "a label of constant extent, Extent j = 8;, or an integer from 0 on"
             raise DTError(f"the rank of {name} is known at compile time", found=str(node.rank), allowed=allowed, at=node.pos)
     if count > MOST:
         raise DTError(f"{name} finds at most {MOST} elements", found=str(count), at=node.pos)

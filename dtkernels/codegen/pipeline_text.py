@@ -38,7 +38,7 @@ def forms_text(kernels: tuple[Kernel, ...], target: Target | None = None) -> str
 
 
 def form_text(form: Kernel | WarpSpecializedKernel) -> str:
-    """Return one kernel as indented text; of warp-specialised ones also who does what."""
+    """Return one kernel as indented text; of warp-specialized ones also who does what."""
     if isinstance(form, Kernel):
         return nest_text(form)
     rings = ", ".join(f"{ring.name} ({', '.join(t.name for t in ring.tiles)})" for ring in form.rings)

@@ -402,7 +402,7 @@ def _floor_division(node: ex.Expr) -> ex.Expr:
 
 def _whole(token: Token) -> int:
     if len(token.text.lstrip("0")) > 18:
-        raise DTError("a whole number has at most 18 digits", found=f"{len(token.text)} digits", at=token.pos)
+        raise DTError("an integer has at most 18 digits", found=f"{len(token.text)} digits", at=token.pos)
     return int(token.text)
 
 

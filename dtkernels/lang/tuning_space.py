@@ -122,7 +122,7 @@ def check_shapes(shapes: tuple[Shapes, ...], algorithm: Algorithm, source: str) 
                     raise DTError(f"{where}: {word} of the algorithm", found=repr(name), allowed=", ".join(allowed) or "none")
         for name, value in entry.params.items():
             if isinstance(value, bool) != isinstance(params[name], bool):
-                raise DTError(f"{where}: params: {name}", found=repr(value), allowed="true or false" if isinstance(params[name], bool) else "a whole number")
+                raise DTError(f"{where}: params: {name}", found=repr(value), allowed="true or false" if isinstance(params[name], bool) else "an integer")
         for label, values in entry.sizes.items():
             if again := [n for n in values if values.count(n) > 1]:
                 raise DTError(f"{where}: size of {label}", found=f"{again[0]} twice", allowed="each size once")
@@ -192,7 +192,7 @@ def _read_values(value: object, kinds: tuple[type, ...], where: str) -> tuple:
     values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     for v in values:
         if not isinstance(v, kinds) or isinstance(v, bool):
-            raise DTError(where, found=repr(v), allowed=" or ".join({int: "a whole number", str: "a text"}[k] for k in kinds))
+            raise DTError(where, found=repr(v), allowed=" or ".join({int: "an integer", str: "a text"}[k] for k in kinds))
     return values
 
 

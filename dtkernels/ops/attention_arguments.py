@@ -90,7 +90,7 @@ def check_kinds(args: AttentionArgs) -> None:
     if not isinstance(causal, (bool, int, torch.Tensor, torch.SymBool)) and type(causal).__name__ not in ("bool", "bool_"):  # NumPy's bool
         raise TypeError(f"attention: causal is {causal!r}; allowed: True or False")
     if not isinstance(offset, (int, torch.Tensor, torch.SymInt)):
-        raise TypeError(f"attention: offset is {offset!r}; allowed: a whole number or a one-element tensor")
+        raise TypeError(f"attention: offset is {offset!r}; allowed: an integer or a one-element tensor")
     if window is not None and not (
         isinstance(window, (tuple, list)) and len(window) == 2 and all(w is None or _is_whole(w) for w in window)
     ):

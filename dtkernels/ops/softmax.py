@@ -23,7 +23,7 @@ def _softmax_along_dim(x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> 
     """Compute softmax over any dimension."""
     only_tensors("softmax", x=x)
     if not isinstance(dim, int):
-        raise TypeError(f"softmax: dim is {dim!r}; allowed: a whole number")
+        raise TypeError(f"softmax: dim is {dim!r}; allowed: an integer")
     rank = max(x.dim(), 1)
     if not -rank <= dim < rank:
         raise ValueError(f"softmax: dim is {dim}; allowed: {-rank} to {rank - 1}")

@@ -46,7 +46,7 @@ def some_of(allowed: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Accept a whole number of at least ``least``."""
+    """Accept an integer of at least ``least``."""
 
     def count(text: str) -> int:
         if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 12 or int(text) < least:

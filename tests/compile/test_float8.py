@@ -77,15 +77,15 @@ TURNED = "f_right.block(n:64, k:64); f_right.tensorize(n:64, k:64); f.descriptor
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
-@pytest.mark.parametrize("form", ["turned first", "aligned copies", "specialised warps", "in turn"])
+@pytest.mark.parametrize("form", ["turned first", "aligned copies", "specialized warps", "in turn"])
 def test_operands_stay_in_float8_from_memory_to_the_matrix_units(form, dtype):
     """A copy along the sum, copies with aligned rows, and producer and consumers: the product's kernel converts no operand."""
     text = "Func f; In A, W; Var m, n; RVar k; f[m, n] = cast(rdot(A[m, k], W[n, k], k), bf16);" + LARGE
     warps = "f.descriptor(A, W, f); f.specialize_warps(k);"
-    more = {"turned first": TURNED, "aligned copies": "f.descriptor(A, W); f.stage(A, W);", "specialised warps": warps, "in turn": warps + "f.ping_pong();"}
+    more = {"turned first": TURNED, "aligned copies": "f.descriptor(A, W); f.stage(A, W);", "specialized warps": warps, "in turn": warps + "f.ping_pong();"}
     text = text.replace("W[n, k]", "W[k, n]") if form == "turned first" else text.replace("m:128", "m:64") if form == "in turn" else text
     found = kernels_of(text + more[form], (dtype, dtype), "h200")
-    product = found.pop("f_gluon_kernel" if form in ("specialised warps", "in turn") else "f_descriptor_kernel")
+    product = found.pop("f_gluon_kernel" if form in ("specialized warps", "in turn") else "f_descriptor_kernel")
     name = "e4m3" if dtype == E4M3 else "e5m2"
     assert re.search(rf"wgmma\.mma_async\S*f32\.{name}\.{name}", product) and "cp.async.bulk.tensor" in product
     assert "cvt.rn.f16x2" not in product, "an operand is converted"

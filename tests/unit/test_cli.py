@@ -166,7 +166,7 @@ BAD = [
     (["show", "attention", "--param", "scale=nan"], "a parameter is name=value with true, false or a finite number; found 'scale=nan'"),
     (["show", "attention", "--param", "scale=1e999"], "found 'scale=1e999'"),
     (["show", "attention", "--param", "scale=true"], "scalar scale is a number: found true"),
-    (["show", "grouped.dt", "--param", "g=0.5"], "scalar g is a whole number, as it stands in an index: found 0.5"),
+    (["show", "grouped.dt", "--param", "g=0.5"], "scalar g is an integer, as it stands in an index: found 0.5"),
     (["compile", "good.dt", "-o", "/proc/x.py"], "/proc/x.py: cannot be written"),
     (["show", "empty.yaml"], "empty.yaml: a spec is a mapping: found NoneType"),
     (["show", "folder.yaml"], "folder.yaml: Is a directory"),

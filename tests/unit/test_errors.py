@@ -64,9 +64,9 @@ NAMES = {
 }
 
 NUMBERS = {
-    ONE + "f[x] = A[x] + x % 0;": "t.dt:2:17: a whole number is divided by something: found x % 0; allowed: a divisor that is not 0",
-    ONE + "f[x] = A[x] + A[x / 0];": "t.dt:2:19: a whole number is divided by something: found x / 0; allowed: a divisor that is not 0",
-    ONE + "f[x] = A[x] * 12345678901234567890;": "t.dt:2:15: a whole number has at most 18 digits: found 20 digits",
+    ONE + "f[x] = A[x] + x % 0;": "t.dt:2:17: an integer is divided by 0: found x % 0; allowed: a divisor that is not 0",
+    ONE + "f[x] = A[x] + A[x / 0];": "t.dt:2:19: an integer is divided by 0: found x / 0; allowed: a divisor that is not 0",
+    ONE + "f[x] = A[x] * 12345678901234567890;": "t.dt:2:15: an integer has at most 18 digits: found 20 digits",
     ONE + "f[x] = A[x] * 1e400;": "t.dt:2:15: a number is finite: found 1e400; allowed: inf, where that is meant",
     ONE + "f[x] = A[x]; f.tensorize(x:2097152);": "t.dt:2:14: a size in tensorize: found x:2097152; allowed: at most 1048576",
     ONE + "f[x] = A[x]; f.block(x:4294967296);": "t.dt:2:14: a size in block: found x:4294967296; allowed: at most 2147483647",
@@ -163,7 +163,7 @@ SCHEDULES = {
     ADD + "f.tensorize(y:64); f.approximate(exp:1/4);": "t.dt:3:20: approximate(exp:1/4) is of what the kernel computes, after the algebra: found no exp of a tile in the kernel of f; allowed: a kernel with one",
     ONE + "f[x] = tanh(A[x]);\nf.approximate(tanh);": "t.dt:3:1: approximate(tanh) is of what the kernel computes, after the algebra: found no tanh of a tile in the kernel of f; allowed: a kernel with one",
     "Func g, f; In A; Var x;\ng[x] = tanh(A[x]);\nf[x] = g[x] + 1;\ng.tensorize(x:64); f.tensorize(x:64); f.approximate(tanh);": "t.dt:4:39: approximate(tanh) is of what the kernel computes, after the algebra: found no tanh of a tile in the kernel of f; allowed: a kernel with one",
-    SUM + "f.block(x:4); s.fuse_at(f, x); s.tensorize(x:16);": "t.dt:4:32: tensorize is of the Func whose loop it is: found x:16 of s, in the loop over x of f; allowed: f.tensorize(x:16)",
+    SUM + "f.block(x:4); s.fuse_at(f, x); s.tensorize(x:16);": "t.dt:4:32: tensorize belongs to the Func whose loop it tiles: found x:16 of s, in the loop over x of f; allowed: f.tensorize(x:16)",
     ADD + "f.evict(f:first);": "t.dt:3:1: evict names a tensor that the kernel reads: found f; allowed: A",
     ADD + "f.descriptor(B);": "t.dt:3:1: descriptor names a tensor: found 'B'; allowed: A, f",
 }

@@ -33,7 +33,7 @@ def bind_parameters(algorithm: Algorithm, values: dict[str, int | bool] | None =
         if isinstance(value, bool) != isinstance(defaults[name], bool) or not isinstance(value, int):
             raise DTError(f"parameter {name} is {type(defaults[name]).__name__}", found=repr(value))
         if abs(value) >= 10**18:
-            raise DTError("a whole number has at most 18 digits", found=f"{name} of {abs(value).bit_length()} bits")
+            raise DTError("an integer has at most 18 digits", found=f"{name} of {abs(value).bit_length()} bits")
     bound = {**defaults, **values}
 
     def bind(node: ex.Expr) -> ex.Expr:
@@ -66,7 +66,7 @@ def _check_divisors(algorithm: Algorithm) -> None:
     inside = {id(n) for a in nodes if isinstance(a, ex.Access) for i in a.index for n in i.walk()}
     for n in nodes:
         if isinstance(n, ex.Binary) and n.right == ex.Const(0) and (n.op == "%" or n.op == "/" and id(n) in inside):
-            raise DTError("a whole number is divided by something", found=str(n), allowed="a divisor that is not 0", at=n.pos)
+            raise DTError("an integer is divided by 0", found=str(n), allowed="a divisor that is not 0", at=n.pos)
 
 
 def inline_copies(algorithm: Algorithm, names: tuple[str, ...]) -> Algorithm:

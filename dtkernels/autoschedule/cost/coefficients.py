@@ -29,7 +29,7 @@ class Rates(NamedTuple):
     old_units: float = 1.3  #: products of tiles too small for a warp group
     few_warps: float = 4.0  #: products by fewer warps than a group
     crowded: float = 1.5  #: chained products by more warps than their rows suit
-    specialized: float = 0.7  #: products by specialised warps
+    specialized: float = 0.7  #: products by specialized warps
     special: float = 5e4  #: special functions
     plain: float = 3e5  #: other arithmetic
     l2_rate: float = 5e4  #: bytes loaded

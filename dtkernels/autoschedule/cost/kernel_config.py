@@ -39,7 +39,7 @@ class Choices:
     staged: tuple[str, ...] = ()  #: tensors that are copied to aligned rows first, ``A:c`` where ``c`` lies along these rows
     aligned: bool = False  #: its rows are written aligned
     stages_of: Sizes = ()  #: pipeline depth of single loops
-    specialized: tuple[str, ...] = ()  #: labels whose loops run by specialised warps
+    specialized: tuple[str, ...] = ()  #: labels whose loops run by specialized warps
     unrolled: Sizes = ()
     tail: Sizes = ()  #: smaller blocks of the last wave
     stream: Sizes = ()  #: the parts of its sum

@@ -255,7 +255,7 @@ class Kernel:
     num_warps: int = 4
     num_stages: int = 3
     persistent: bool = False
-    ping_pong: bool = False  #: its consumer warpgroups take blocks in turn, where they are specialised
+    ping_pong: bool = False  #: its consumer warpgroups take blocks in turn, where they are specialized
     options: tuple[tuple[str, int], ...] = ()  #: further launch options
     evict: tuple[tuple[str, str], ...] = ()  #: buffer -> which of its cached lines go first
     constants: tuple[str, ...] = ()  #: labels whose extent is known at compile time

@@ -236,7 +236,7 @@ class _Lowering:
                 used = self.tiled.get(a.label, {})
                 if used and p.func not in used and a.size not in used.values():  # of parts_at, another kernel has the loop
                     of = next((f for f in used if f), self.root)
-                    raise DTError("tensorize is of the Func whose loop it is", found=f"{a} of {p.func}, in the loop over {a.label} of {of}",
+                    raise DTError("tensorize belongs to the Func whose loop it tiles", found=f"{a} of {p.func}, in the loop over {a.label} of {of}",
                                   allowed=f"{of}.tensorize({a})", at=p.pos)  # fmt: skip
 
     def whole_axis(self, label: str, bound: Iterable[Tile] = ()) -> Axis:

@@ -46,7 +46,7 @@ def declare_merged_labels(program: Program) -> Program:
         if (name, extent) in algorithm.formulas:  # lowered a second time
             continue
         if name in algorithm.names:
-            raise DTError("merge names the labels together anew", found=f"{name!r}, which is taken", allowed="a name of its own", at=p.pos)
+            raise DTError("merge gives the labels a new name", found=f"{name!r}, which is taken", allowed="a name of its own", at=p.pos)
         of_sum = labels[0] in summed
         algorithm = replace(
             algorithm,

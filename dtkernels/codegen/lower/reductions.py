@@ -80,7 +80,7 @@ class Reducer:
                 over = ", ".join(self.unfinished[name])
                 said = [p for word in WRITTEN for p in self.l.schedule.of(d.name, word)]
                 raise DTError(
-                    "what is stored is made from what is finished",
+                    "a stored Func is made from finished reductions",
                     found=f"{d.name}, by {name}, in the loop over {over} that {name} is reduced by",
                     allowed=f"tensorize({over}:0), or {d.name} stored by another kernel",
                     at=next((p.pos for p in said), d.pos),

@@ -259,11 +259,11 @@ class KernelOptions:
         if not set(self.descriptors()) - {self.root}:
             raise DTError("specialize_warps needs loads through descriptors", found="none", allowed=f"{self.root}.descriptor(...)", at=at)
         if self.schedule.of(self.root, "cluster"):
-            raise DTError("a kernel has clusters or specialised warps", found="both", allowed="one of them", at=at)
+            raise DTError("a kernel has clusters or specialized warps", found="both", allowed="one of them", at=at)
         labels = {label for m in self.members for label in self.schedule.names(m, "specialize_warps")}
         if unrolled := labels & {label for m in self.members for label in self.schedule.sizes(m, "unroll")}:
             raise DTError(
-                "a loop is unrolled or has specialised warps", found=f"both for {sorted(unrolled)[0]}", allowed="one of them", at=at
+                "a loop is unrolled or has specialized warps", found=f"both for {sorted(unrolled)[0]}", allowed="one of them", at=at
             )
 
     def _of_loops(self) -> list[Primitive]:

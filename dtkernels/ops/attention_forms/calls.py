@@ -86,7 +86,7 @@ def _dropout(args: AttentionArgs, forms: dict) -> dict[str, object]:
     if not p:
         return {}
     if seed is None:
-        raise ValueError("attention: dropout_p is given, seed is missing; allowed: both, the seed a whole number or a one-element tensor of integers")
+        raise ValueError("attention: dropout_p is given, seed is missing; allowed: both, the seed an integer or a one-element tensor of integers")
     if forms["block_table"] is not None or args.q.dim() > 4:
         raise ValueError(f"attention: dropout_p with {'block_table' if forms['block_table'] is not None else 'more than 4 dimensions'}; allowed: other forms")
     return {"dropped": True, "drop": float(p), "seed": seed}

@@ -66,9 +66,9 @@ def _arguments(operator: Operator) -> Iterator[str]:
         kind = ", integers" if name in operator.manifest.integers else ""
         yield f"{name}: {shape}{kind}{'' if name in needed else UNLESS}"
     for name in algorithm.scalars:
-        kind = "a whole number" if name in algorithm.integer_scalars() else "a number"
+        kind = "an integer" if name in algorithm.integer_scalars() else "a number"
         yield f"{name}: {kind} or a one-element tensor{'' if name in needed else UNLESS}"
     for name, default in algorithm.params:
-        kind = "True or False" if isinstance(default, bool) else "a whole number"
+        kind = "True or False" if isinstance(default, bool) else "an integer"
         said = " ".join(spec.parameters.get(name, "").split())
         yield f"{name}: {kind}, {default} unless given{f'; {said}' if said else ''}"

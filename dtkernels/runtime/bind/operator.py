@@ -266,7 +266,7 @@ class Operator:
         """Check a compile-time parameter: a bool or an integer. True is not 1, and 1.0 is not 1: they would share a cache key."""
         if isinstance(value, bool) == isinstance(default, bool) and hasattr(value, "__index__") and not isinstance(value, torch.Tensor):
             return value if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # NumPy's integers too
-        allowed = "True or False" if isinstance(default, bool) else "a whole number"
+        allowed = "True or False" if isinstance(default, bool) else "an integer"
         raise TypeError(f"{self.name}: parameter {name} is {value!r}; allowed: {allowed}")
 
     def _scalar(self, name: str, value: object, device: torch.device) -> object:

@@ -143,7 +143,7 @@ def check_integers(op: str, name: str, value: object) -> None:
         whole = isinstance(value, (int, torch.SymInt)) or float(value).is_integer()  # type: ignore[arg-type]
     if not whole:
         found = value.dtype if isinstance(value, torch.Tensor) else value
-        raise TypeError(f"{op}: {name} is {found}; allowed: a whole number, as it stands in an index")
+        raise TypeError(f"{op}: {name} is {found}; allowed: an integer, as it stands in an index")
 
 
 def input_types(tensors: dict[str, torch.Tensor]) -> InputTypes:

@@ -49,7 +49,7 @@ def test_forward_and_gradients_compile(name, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("more", ["W[t[l]]", "W[t[m]]", "W[t[b]]", "W[t[m] - l]", "where(t[l] == t[m], W[t[m]], 0)"])
-def test_gathered_elements_where_warps_are_specialised(more):
+def test_gathered_elements_where_warps_are_specialized(more):
     """Integers stay integers; a score past the extent is masked though ``l`` stands in the index of an index alone."""
     text = attention(f"{SCORE} + {more}").replace("In Q, K, V;", "In Q, K, V, W, t;")
     half = {"dtype": torch.bfloat16, "device": "meta"}

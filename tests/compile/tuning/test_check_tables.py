@@ -125,7 +125,7 @@ def test_a_kernel_that_another_row_emits_otherwise_is_found(tmp_path, builds, ca
     fused = "".join(f"{f}.fuse_at(attention, l); " for f in ("scores", "total_shift", "e", "total"))
     about = ("attention", "forward", "fp16", sizes, (fused + schedule).replace("; ", ";\n"), spec_hash(operator.spec.algorithm))
     rows = [Row(*about, params=params) for params in ({}, {"causal": True})][: 1 + causal]
-    monkeypatch.setattr(check_tables, "host_text", lambda source: "host")  # as it is where warps are specialised
+    monkeypatch.setattr(check_tables, "host_text", lambda source: "host")  # as it is where warps are specialized
     kernel = entry(rows[0], host=digest(b"host"))
     write_kernels(folder / "attention.yaml", [replace(r, binaries=(kernel.name,)) for r in rows], [kernel], ["host"])
     assert check_tables.main(["--tables", str(tmp_path), "--rebuild", "none"]) == wrong

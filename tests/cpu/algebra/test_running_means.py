@@ -131,5 +131,5 @@ def test_what_cannot_be_repaired_is_refused(name):
 def test_what_is_stored_in_the_loop_waits_for_the_mean():
     text = """Func m, v, c; In A; Var x, y; m[x] = rsum(A[x, y], y) / len(y); v[x] = rsum((A[x, y] - m[x]) * (A[x, y] - m[x]), y); c[x, y] = A[x, y] - m[x];
     m.fuse_at(v, y); c.fuse_at(v, y); v.block(x:1); v.tensorize(y:16); v.compile(); c.compile();"""
-    with pytest.raises(DTError, match="what is stored is made from what is finished"):
+    with pytest.raises(DTError, match="a stored Func is made from finished reductions"):
         lower(parse(text))

@@ -264,7 +264,7 @@ def test_unknown_parameter():
         dtkernels.compile(WINDOW, params={"causl": True})
     with pytest.raises(dtkernels.DTError, match="parameter causal is bool"):
         dtkernels.compile(WINDOW, params={"causal": 1})
-    with pytest.raises(dtkernels.DTError, match="a whole number has at most 18 digits: found c of 101 bits"):
+    with pytest.raises(dtkernels.DTError, match="an integer has at most 18 digits: found c of 101 bits"):
         dtkernels.compile("Func f; In A; Var x; Param c = 1; f[x] = c * A[x];", params={"c": 2**100})
 
 

@@ -97,7 +97,7 @@ def test_schedules(schedule):
 @pytest.mark.parametrize(
     "rank, error",
     [
-        ("x", "the rank of rtopk is known at compile time: found x; allowed: a label of constant extent, Extent j = 8;, or a whole number from 0 on"),
+        ("x", "the rank of rtopk is known at compile time: found x; allowed: a label of constant extent, Extent j = 8;, or an integer from 0 on"),
         ("-1", "the rank of rtopk is known at compile time: found -1"),
         ("y", "the rank of rtopk is known at compile time: found y"),
         ("32", "rtopk finds at most 32 elements: found 33"),

@@ -308,7 +308,7 @@ def test_an_op_of_ones_own_is_listed_and_describes_itself(own):
         "z: (y) or (..., y), or None where the parameters need none",
         "eps: a number or a one-element tensor\n",
         "shifted: True or False, False unless given; z is added",
-        "times: a whole number, 2 unless given; a factor",
+        "times: an integer, 2 unless given; a factor",
         "Returns (..., x, y). It is tuned for bfloat16.",
         "looked_up[x, y] = times * A[t[x], y] + eps + where(shifted, z[y], 0);",
     ):

@@ -69,7 +69,7 @@ REFUSED = {
     "window is 3; allowed: (left, right)": {"window": 3},
     "window is (1.5, 0); allowed": {"window": (1.5, 0)},
     "window is (1, 2, 3); allowed": {"window": (1, 2, 3)},
-    "offset is 1.5; allowed: a whole number": {"offset": 1.5},
+    "offset is 1.5; allowed: an integer": {"offset": 1.5},
     "mask is torch.int64; allowed: bool or floating point": {"mask": torch.ones(4, 4, dtype=torch.int64)},
     "mask is a list; allowed: a tensor": {"mask": [[True]]},
     "sinks is a int; allowed: a tensor": {"sinks": 0},
@@ -151,7 +151,7 @@ def test_an_op_refuses_what_the_program_would(tmp_path):
             call()
     moved = op("moved", "Func moved; In A; SIn s; Var x; moved[x] = A[x] + A[x - s];")
     for value, found in ((1.5, "1.5"), (torch.tensor(1.0), "torch.float32")):
-        with pytest.raises(TypeError, match=f"^moved: s is {found}; allowed: a whole number, as it stands in an index$"):
+        with pytest.raises(TypeError, match=f"^moved: s is {found}; allowed: an integer, as it stands in an index$"):
             moved(random(5), value)
     assert torch.equal(moved(random(5), 2), moved(random(5), torch.tensor(2)))
 

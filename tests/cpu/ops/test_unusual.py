@@ -226,7 +226,7 @@ def test_sizes_that_disagree_through_a_func_a_transpose_or_a_number_are_refused(
 @pytest.mark.parametrize("value, found", [(1.5, "1.5"), (torch.tensor(1.0), "torch.float32"), (float("inf"), "inf")])
 def test_a_scalar_of_an_index_is_whole(value, found):
     program = dtkernels.compile("Func f; In A; SIn s; Var x; f[x] = A[x] + A[x - s];")
-    with pytest.raises(TypeError, match=rf"^f: s is {found}; allowed: a whole number, as it stands in an index$"):
+    with pytest.raises(TypeError, match=rf"^f: s is {found}; allowed: an integer, as it stands in an index$"):
         program(random(5), value)
     assert torch.equal(program(random(5), 2.0), program(random(5), torch.tensor(2)))
 

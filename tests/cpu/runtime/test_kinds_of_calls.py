@@ -69,7 +69,7 @@ def test_a_whole_number_of_any_type_is_itself(gpu, tmp_path):
     for by in (1.0, 2.0, np.int64(1), np.int64(2), np.float32(3), np.float64(4), 1, 2, True, torch.tensor(3)):
         assert op(zeros, x, by)[0] == int(by), by
     for by in (3.5, np.float32(3.5), torch.tensor(3.5)):
-        with raises(TypeError, match="moved: by is .*; allowed: a whole number, as it stands in an index"):
+        with raises(TypeError, match="moved: by is .*; allowed: an integer, as it stands in an index"):
             op(zeros, x, by)
 
 
@@ -78,7 +78,7 @@ def test_a_parameter_is_a_whole_number_or_a_truth_value_whatever_was_called_befo
     op, x, w = op_of("rmsnorm"), torch.ones(4, 16), torch.ones(16)
     op(x, w, 1e-6, offset=before), op(x, w, 1e-6, offset=before)
     for offset in (0.0, 1.0, -1.0, 2.0, False, True, None, torch.tensor(1), "1"):
-        with raises(TypeError, match="rmsnorm: parameter offset is .*; allowed: a whole number"):
+        with raises(TypeError, match="rmsnorm: parameter offset is .*; allowed: an integer"):
             op(x, w, 1e-6, offset=offset)
     for offset in (1, 2, np.int64(1), np.int32(2)):
         assert op(x, w, 1e-6, offset=offset)[0, 0].round() == 1 + offset

@@ -126,7 +126,7 @@ def test_products_over_positions(more):
 REFUSED = {
     "f.merge(p, y, c);": "merge names labels of the result, or labels of one sum",
     "f.merge(p, y, u);": "merge names a label of f: found 'u'",
-    "f.merge(x, y, b);": "merge names the labels together anew: found 'x'",
+    "f.merge(x, y, b);": "merge gives the labels a new name: found 'x'",
     "f.merge(p, y);": "arguments of merge",
     "f.merge(p, y, y);": "merge names a label once: found 'y' twice",
     "f.merge(p, y, x); f.merge(q, b, y);": "merge names a label once",

@@ -78,13 +78,13 @@ def test_lines_of_schedules_count_from_the_start_of_the_file(text):
 SHAPES = {
     "{sizes: {x: 4}}": "sizes has each label of the algorithm: found no y; allowed: x, y",
     "{sizes: {x: 4, y: 3, z: 4}}": "a label of the algorithm: found 'z'; allowed: x, y",
-    "{sizes: {x: 4, y: 1.5}}": "size of y: found 1.5; allowed: a whole number",
-    "{sizes: {x: 4, y: true}}": "size of y: found True; allowed: a whole number",
-    "{sizes: {x: 4, y: '8'}}": "size of y: found '8'; allowed: a whole number",
+    "{sizes: {x: 4, y: 1.5}}": "size of y: found 1.5; allowed: an integer",
+    "{sizes: {x: 4, y: true}}": "size of y: found True; allowed: an integer",
+    "{sizes: {x: 4, y: '8'}}": "size of y: found '8'; allowed: an integer",
     "{sizes: {x: 4, y: [8, 8]}}": "size of y: found 8 twice; allowed: each size once",
     "{sizes: {x: 4, y: 8}, params: {r: 1}}": "a Param of the algorithm: found 'r'; allowed: p, q",
     "{sizes: {x: 4, y: 8}, params: {q: 1}}": "params: q: found 1; allowed: true or false",
-    "{sizes: {x: 4, y: 8}, params: {p: true}}": "params: p: found True; allowed: a whole number",
+    "{sizes: {x: 4, y: 8}, params: {p: true}}": "params: p: found True; allowed: an integer",
     "{sizes: {x: 4, y: 8}, wanted: [B]}": "an input of the algorithm: found 'B'; allowed: A",
 }
 

@@ -11,7 +11,7 @@ After, it is the one step of a block, from the values that the accumulators star
     s_part[block] := s
 
 The kernel is then one of a product and what follows it: its loads are pipelined over the terms of the product alone, ``map`` orders its blocks along
-both sides, and the backend for specialised warps takes it. A sweep that is split into a given number of parts starts its pipeline anew for each step.
+both sides, and the backend for specialized warps takes it. A sweep that is split into a given number of parts starts its pipeline anew for each step.
 """
 
 from __future__ import annotations
