@@ -209,6 +209,9 @@ class Operator:
         tensors, scalars, params = self.named(args, kwargs)
         core = self.variant(tuple(sorted(params.items())), frozenset(), 0)
         tensors = {name: tensors[name] for name in core.signature.inputs}
+        if not tensors:
+            said = ", ".join(f"{name}={value}" for name, value in sorted(params.items()))
+            raise ValueError(f"{self.name}: reads no tensor{' with ' * bool(said)}{said}; allowed: parameters with which it reads one")
         self._check_types(tensors)
         device = next(iter(tensors.values())).device
         scalars = {name: self._scalar(name, scalars[name], device) for name in core.signature.scalars}

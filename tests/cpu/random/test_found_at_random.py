@@ -178,3 +178,9 @@ def test_a_shared_sum_in_the_factors_of_another_is_computed_once():
     op = op_of("Func a, b, f; In A, B, C; Var y, z; RVar x, k; a[y] = rsum(exp(B[x] * A[y]), x); b[] = rsum(exp(C[k]), k); f[z, y] = tanh(clamp(rsum(exp(B[x] * A[y]) * 3, x) / a[y], b[], 1) + C[z]);")
     leaves = [rand(n, seed=i).requires_grad_() for i, n in enumerate((6, 4, 4))]
     torch.autograd.grad(op(*leaves).sum(), leaves)
+
+
+def test_an_op_that_reads_no_tensor_with_its_parameters_says_so():
+    spec = Spec("found", "Found at random.", parse("Func f; In A; SIn t; RVar z; Param flag = false; f[] = t - where(flag, ceil(t), rsum(A[z], z));"))
+    with pytest.raises(ValueError, match="^found: reads no tensor with flag=True; allowed: parameters with which it reads one$"):
+        Operator(spec)(torch.rand(3), 2.5, flag=True)

@@ -83,3 +83,9 @@ def test_terms_that_are_one_for_all_of_a_tile_count_as_many_as_are_inside():
     """Ten ``y`` in tiles of 4, of which each has one ``y / 4``: the last tile has two."""
     check("""Func f; In A, B; Var x; RVar y; Extent y = 10; f[x] = A[x] * rsum(where(B[y / 4] < A[x], B[y / 4], 0.5), y);
     f.block(x:1); f.tensorize(y:4);""", rand(3), rand(3, seed=1))  # fmt: skip
+
+
+def test_a_loop_whose_terms_have_no_index_of_their_own():
+    """The last, partial tile of ``x`` is masked by what is inside, though no load names it."""
+    check("""Func g, f; In A, B; Var y; RVar x; g[y] = tanh(rmean(where(x >= y, A[x, y, x], 0), x)); f[x, y] = g[y] * B[y, x];
+    g.fuse_at(f, x); f.block(x:48, y:16); f.tensorize(x:48, y:8); f.split(x:2);""", rand(7, 13, 7), rand(13, 7, seed=1))  # fmt: skip

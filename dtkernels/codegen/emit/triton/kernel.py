@@ -376,7 +376,7 @@ class _KernelPrinter:
     def even_constant(self, axis: Axis) -> str:
         """Return the constant that says that ``axis`` never passes its extent, so that its mask folds away."""
         size = f"size_{axis.label}"
-        step = self.blocks[axis.label] * self.pieces.get(axis.label, 1) if self.starts[axis].startswith("block") else (axis.whole or axis).tile
+        step = self.blocks[axis.label] * self.pieces.get(axis.label, 1) if self.starts.get(axis, "loop").startswith("block") else (axis.whole or axis).tile
         if axis.half:
             first = self._held(replace(axis, half=1))
             value = f"{size} >= {first}" if axis.half == 1 else f"{size} == {first} + {self._held(axis)}"
