@@ -125,7 +125,7 @@ def sums_held_rows(shape: SchedulingProblem, func: str, host: str) -> bool:
 
 def operand_with_rows(shape: SchedulingProblem, func: str, operands: Iterable[str]) -> str | None:
     """Return the first of ``operands``, which have kernels of their own, whose kernel can sum rows for ``func`` as well and store the sums: both read the same elements."""
-    for operand in sorted(operands):
+    for operand in sorted({*operands} & {*shape.algorithm.funcs}):
         read = [_read_in_rows(shape, f, shape.algorithm[operand].labels) for f in (func, operand)]
         waits = operand in shape.algorithm.needed_by((func,)) or not shape.algorithm[func].labels
         if not waits and read[0] & read[1] and sums_held_rows(shape, func, operand) and not list(ex.reductions(shape.algorithm[operand].expr)):

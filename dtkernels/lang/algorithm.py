@@ -412,7 +412,7 @@ def _operand_labels(algorithm: Algorithm, side: Expr) -> tuple[str, ...]:
         summed = {label for n in found for label in n.labels}  # type: ignore[attr-defined]
         labels.sort(key=lambda label: label in summed)
         if not _is_multiplied(algorithm, side):
-            last = max(i for i, label in enumerate(labels) if label not in summed)
+            last = max((i for i, label in enumerate(labels) if label not in summed), default=-1)  # of two sums each may keep what the other sums over
             labels.append(labels.pop(last))
     return tuple(labels)
 

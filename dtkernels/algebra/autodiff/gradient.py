@@ -24,6 +24,7 @@ from ..smart_constructors import ZERO, add_with_common_factors, is_zero, negate,
 from .centered_weights import center_weights, inline_scores, name_scores
 from .chained_products import inner_products, with_named_products
 from .derivative import Contribution, contributions
+from .joined_sums import join_sums
 from .rematerialization import Product
 from .saved_tensors import choose_saved_tensors, reading_saved
 from .scan_adjoint import Parts, scan_adjoint
@@ -79,7 +80,7 @@ def gradient(
     if any(not algorithm[o].labels for o in outputs):  # rows are then made by a kernel of their own, and summed by another
         saved = replace(saved, forward=reading_saved(saved.forward, saved.extra))
     returned = outputs + saved.extra + saved.products
-    backward = merge_equal_operands(merge_equal_funcs(sum_rows_first(backward), tuple(grads.values())))
+    backward = merge_equal_operands(merge_equal_funcs(join_sums(sum_rows_first(backward)), tuple(grads.values())))
     backward = _gradients_in_float32(algorithm, outputs, backward, grads)
     backward = replace(backward, stands_for=computed_input_sources(saved.forward, backward, r.adjoint_inputs))
     return Gradient(saved.forward, returned, backward, r.adjoint_inputs, grads, saved.products)

@@ -58,8 +58,9 @@ def _one_product(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm | Non
 
 
 def _nested(e: ex.Expr) -> list[ex.Dot]:
-    """Return the products inside other reductions of ``e``, outer ones first."""
-    return [n for r in e.walk() if isinstance(r, (ex.Reduce, ex.Dot)) for c in r.children() for n in c.walk() if isinstance(n, ex.Dot)]
+    """Return the products inside other reductions of ``e``, inner ones first: outer ones are equal only as long as what they are made of is written alike."""
+    found = [n for r in e.walk() if isinstance(r, (ex.Reduce, ex.Dot)) for c in r.children() for n in c.walk() if isinstance(n, ex.Dot)]
+    return sorted(found, key=lambda n: sum(isinstance(m, ex.Dot) for m in n.walk()))
 
 
 def _element(func: Definition, node: ex.Dot, algorithm: Algorithm) -> ex.Access | None:
