@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from ..algebra.autodiff.rematerialization import memory_limit
 from ..algebra.operand_types import rows_of
 from ..codegen.analysis.product_types import InputTypes, cast_bytes, typed
 from ..codegen.pipeline import lower
@@ -27,9 +26,9 @@ from .accumulated_outputs import accumulated_placements, accumulated_tiles
 from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig, joined
 from .cost.predicted_time import predicted_time
-from .fit_resources import fit_resources
+from .fit_resources import fit_epilogues, fit_resources
 from .kept_sums import goes_over_again, with_kept_sums
-from .memory_limit import limit_beside, pieces_within_limit
+from .memory_limit import limit_beside, pieces_within_limit, share_for_memory
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
 from .recomputation import STORED, is_long_operand, is_number_of_few, recompute_is_costly
@@ -55,8 +54,6 @@ SHARED = 0.985  #: the same for a way that computes less and stores no more than
 SPECIALIZED = 1.05  #: where warp groups are predicted to take less than this part of other warps' time they were faster at 30 of 31 measured sizes of more than 64 columns
 HOST = 1.0  #: microseconds that the host takes for another launch
 MOST_STORED = 4  #: Funcs that other kernels store for one way to fuse, at most
-MUCH_FASTER = 0.6  #: the same where it stores more than the L2 holds: products of long sums, or no more than inputs and results together
-FAR_FASTER = 0.25  #: the same where it stores more than that, within the memory limit: the usual way makes a product again for each element of another
 KEPT = 1 << 25  #: bytes of intermediate results that a faster way may write: they stay in the L2
 OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail", "stream")  #: primitives that a form of accesses may refuse
 Way = tuple[tuple[Primitive, ...], dict[str, KernelConfig]]  #: statements that fuse, and the choices for each kernel
@@ -179,18 +176,8 @@ class _Fusion:
         usual, faster = self.time(ways[0]), 1.0 if self.reads_twice(ways[0]) else FASTER
         most = max(self.keeps(ways[0]), KEPT)
         timed = sorted((self.time(way) + HOST * max(0, len(way[1]) - len(ways[0][1])), i) for i, way in enumerate(ways[1:], 1))
-        ahead = [i for t, i in timed if t < usual * (faster if self.keeps(ways[i]) <= most else self._share_for_memory(ways[i], most))]
+        ahead = [i for t, i in timed if t < usual * (faster if self.keeps(ways[i]) <= most else share_for_memory(self.shape, most, self.keeps(ways[i], long=False), self.keeps(ways[i])))]
         return [ways[i] for i in (*ahead, *(i for i in range(len(ways)) if i not in ahead))]
-
-    def _share_for_memory(self, way: Way, most: int) -> float:
-        """Return the share of the usual way's time that one which keeps more than ``most`` bytes may take.
-
-        Inputs and results are memory that a call needs anyway: a way that keeps no more than these adds as much again at most.
-        """
-        given = sum(4 * self.shape.elements(t) for t in (*self.algorithm.inputs, *self.outputs))
-        if self.keeps(way, long=False) <= max(most, given):
-            return MUCH_FASTER
-        return FAR_FASTER if not memory_limit() or self.keeps(way) <= memory_limit() else 0.0
 
     def reads_twice(self, way: Way) -> bool:
         """Return whether the kernel that goes over the most elements reads volumes twice, from memory the second time too, or by too few programs.
@@ -208,7 +195,10 @@ class _Fusion:
 
     def time(self, way: Way) -> float:
         """Return the predicted microseconds of all kernels."""
-        return predicted_time(str(stated(*way, self.compiled)), self.shape.known, self.sizes, self.shape.itemsize, self.shape.target)
+        return self._time_of(stated(*way, self.compiled))
+
+    def _time_of(self, schedule: Schedule) -> float:
+        return predicted_time(str(schedule), self.shape.known, self.sizes, self.shape.itemsize, self.shape.target)
 
     def sharing_sums(self, usual: Way) -> list[tuple[_Fusion, Way]]:
         """Return the best way that computes each sum once that several sums share (lang/parts/shared_sums.py), if predicted to be well faster than ``usual``."""
@@ -249,7 +239,8 @@ class _Fusion:
                 lower(Program(self.algorithm, tried))
             except DTError:
                 continue
-            return fit_resources(Program(self.algorithm, tried), self.sizes, itemsize, self.shape.target).schedule
+            fitting = fit_resources(Program(self.algorithm, tried), self.sizes, itemsize, self.shape.target)
+            return fit_epilogues(fitting, self.sizes, itemsize, self.shape.target, self._time_of).schedule
         return None
 
     @cached_property

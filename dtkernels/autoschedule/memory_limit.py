@@ -13,6 +13,8 @@ from ..lang.schedule_checks import reduction_labels
 from .problem import SchedulingProblem
 
 SMALL = 16  #: what takes less than this part of the limit is kept whole
+MUCH_FASTER = 0.6  #: the share of the usual way's time below which one is taken that keeps more than the L2: products of long sums, or no more than inputs and results together
+FAR_FASTER = 0.25  #: the same where it keeps more than that, within the limit: the usual way makes a product again for each element of another
 SHORTEST = 128  #: elements of a piece, at least: with fewer, products do not fill the GPU
 
 
@@ -41,6 +43,19 @@ def pieces_within_limit(shape: SchedulingProblem, roots: tuple[str, ...], member
         if size < shape.sizes[label]:
             found.append((size * each > limit, sums, tuple(Sizes(r, "chunk", (Sized(label, size),)) for r in large)))
     yield from (pieces for *_, pieces in sorted(found, key=lambda f: f[:2]))
+
+
+def share_for_memory(shape: SchedulingProblem, most: int, short: int, kept: int) -> float:
+    """Return the share of the usual way's time that one may take which has kernels keep ``kept`` bytes, more than ``most``; ``short`` of them of no long product.
+
+    Inputs and results are memory that a call needs anyway: as much again is allowed where a way is much faster, unless the user sets a limit below.
+    """
+    limit = memory_limit()
+    given = sum(4 * shape.elements(t) for t in (*shape.algorithm.inputs, *shape.outputs))
+    given = min(given, limit) if limit and is_limit_set() else given
+    if short <= max(most, given):
+        return MUCH_FASTER
+    return FAR_FASTER if not limit or kept <= limit else 0.0
 
 
 def limit_beside(shape: SchedulingProblem, between: list[str]) -> int:
