@@ -139,4 +139,15 @@ SPECS = {
         lambda A, B: torch.exp2(A) + torch.log2(1 + A * A) * torch.sqrt(2 + B)
         - torch.minimum(A, B) / torch.maximum(3 + A, B) + torch.rsqrt(5 + A),
         {"A": (40,), "B": (40,)}),
+    "tucker": Spec("Func y; In G, A, B, C; Var i, j, k; RVar a, b, c; y[i, j, k] = rsum(G[a, b, c] * A[i, a] * B[j, b] * C[k, c], a, b, c);",
+        lambda G, A, B, C: torch.einsum("abc,ia,jb,kc->ijk", G, A, B, C), {"G": (3, 4, 2), "A": (5, 3), "B": (7, 4), "C": (9, 2)}, terms=8.0),
+    "retention": Spec("""Func y; In Q, K, V, g; Var b, h, m, n; RVar l, d;
+        y[b, h, m, n] = rdot(where(l <= m, rdot(Q[b, h, m, d], K[b, h, l, d], d) * exp2(-abs(g[h]) * (m - l)), 0), V[b, h, l, n], l);""",
+        lambda Q, K, V, g: (torch.exp2(-g.abs()[:, None, None] * (torch.arange(19)[:, None] - torch.arange(19))).tril() * (Q @ K.mT)) @ V,
+        {"Q": (2, 2, 19, 9), "K": (2, 2, 19, 9), "V": (2, 2, 19, 11), "g": (2,)}, terms=8.0),
+    "forces": Spec("""Func r, y; In P, m; Var i, c; RVar j, e;
+        r[i, j] = rsum(pow(P[j, e] - P[i, e], 2), e) + 0.5;
+        y[i, c] = rsum(m[j] * (P[j, c] - P[i, c]) * pow(r[i, j], -1.5), j);""",
+        lambda P, m: (m[None, :, None] * (P[None] - P[:, None]) * (((P[None] - P[:, None]) ** 2).sum(-1, keepdim=True) + 0.5) ** -1.5).sum(1),
+        {"P": (23, 3), "m": (23,)}, terms=8.0),
 }  # fmt: skip

@@ -26,7 +26,7 @@ from .accumulated_outputs import accumulated_placements, accumulated_tiles
 from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig, joined
 from .cost.predicted_time import predicted_time
-from .fit_resources import fit_epilogues, fit_resources
+from .fit_resources import fit_registers, fit_resources
 from .kept_sums import goes_over_again, with_kept_sums
 from .memory_limit import limit_beside, pieces_within_limit, share_for_memory
 from .output_fusion import fused_outputs, in_rows, inputs_at
@@ -240,7 +240,7 @@ class _Fusion:
             except DTError:
                 continue
             fitting = fit_resources(Program(self.algorithm, tried), self.sizes, itemsize, self.shape.target)
-            return fit_epilogues(fitting, self.sizes, itemsize, self.shape.target, self._time_of).schedule
+            return fit_registers(fitting, self.sizes, itemsize, self.shape.target, self._time_of).schedule
         return None
 
     @cached_property

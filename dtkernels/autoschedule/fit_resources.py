@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..codegen.analysis.dtype_propagation import narrow_buffers
 from ..codegen.analysis.product_types import BYTES, ElementBytes, InputTypes, cast_bytes, typed_buffers, typed_inputs
-from ..codegen.analysis.resources import check_resources, epilogue_registers
+from ..codegen.analysis.resources import check_resources, spills
 from ..codegen.ir.nest import Kernel, has_matrix_product
 from ..codegen.pipeline import lower, prelower
 from ..codegen.powers_of_two import next_power_of_two
@@ -17,7 +17,6 @@ from ..lang.errors import DTError
 from ..lang.schedule import Names, Number, Primitive, Program, Schedule, Sized, Sizes
 
 _NARROWEST = 16  #: of a tile of a product
-_EPILOGUE = 256  #: registers of a thread, as estimated, beyond which what is made of a product spills
 _NARROWED = 4  #: times that a kernel's tile is narrowed for that, at most
 
 
@@ -39,27 +38,26 @@ def fit_resources(program: Program, sizes: dict[str, int], itemsize: int | Input
     return program
 
 
-def fit_epilogues(program: Program, sizes: dict[str, int], itemsize: int | InputTypes, target: Target, time: Callable[[Schedule], float]) -> Program:
-    """Return ``program`` with narrower tiles of products of which too much is made to stay in registers: the fastest by ``time`` that leave enough."""
+def fit_registers(program: Program, sizes: dict[str, int], itemsize: int | InputTypes, target: Target, time: Callable[[Schedule], float]) -> Program:
+    """Return ``program`` with narrower tiles of kernels that are expected to spill: of those that fit, the fastest by ``time``."""
     itemsizes = element_bytes(program.algorithm, program.outputs(), itemsize)  # type: ignore[arg-type]
     for _ in range(_NARROWED):
-        kernels = lower(program)
-        spilling = next((k for k in kernels if epilogue_registers(k, sizes, target) > _EPILOGUE and not k.tail), None)
+        spilling = next((k for k in lower(program) if not k.tail and spills(k, sizes, itemsizes, target)), None)
         if spilling is None:
             break
-        tried = [p for p in _narrower(program, _stated(program, spilling.func)) if _can_be_lowered(p)]
-        tried = [p for p in tried if first_too_large(lower(p), sizes, itemsizes, target) is None]
+        narrower = _narrower(program, _stated(program, spilling.func), has_matrix_product(spilling.body))
+        tried = [p for p in narrower if _can_be_lowered(p) and first_too_large(lower(p), sizes, itemsizes, target) is None]
         if not tried:
             break
         program = min(tried, key=lambda p: time(p.schedule))
     return program
 
 
-def _narrower(program: Program, func: str) -> Iterator[Program]:
-    """Yield the program with tiles of half or three quarters of a block, for each label of which the kernel's tile is the whole block."""
+def _narrower(program: Program, func: str, product: bool) -> Iterator[Program]:
+    """Yield the program with tiles of half a block, or of three quarters of a product's, for each label of which the kernel's tile is the whole block."""
     tiles, blocks = program.schedule.sizes(func, "tensorize"), program.schedule.sizes(func, "block")
     for label in (x for x, tile in tiles.items() if tile == blocks.get(x) and tile >= 4 * _NARROWEST):
-        for size in (tiles[label] * 3 // 4, tiles[label] // 2):
+        for size in (tiles[label] * 3 // 4, tiles[label] // 2)[not product :]:
             yield _with(program, *(Sizes(func, name, (Sized(label, size),)) for name in ("tensorize", "block")))
 
 

@@ -43,6 +43,8 @@ from ..transforms.warp_specialize.backend_select import backend, descriptor_form
 from .product_types import BYTES, ElementBytes
 
 MOST_REGISTERS = 255  #: of one thread
+EPILOGUE = 256  #: registers of a thread for what is made of a product, as estimated
+CROWDED = 2
 MOST_UNROLLED = 4  #: unroll factor of a pipelined loop with a product, for Blackwell with Triton before 3.9
 MOST_THREADS = 1024  #: of one program
 MOST_OF_A_THREAD = 1024  #: elements of one tensor; a compiler that spills more of them takes minutes
@@ -78,14 +80,18 @@ def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, 
     return checked[-1]
 
 
-def epilogue_registers(kernel: Kernel, sizes: dict[str, int], target: Target) -> float:
-    """Estimate the registers of a thread for the tiles that live at once after the last loop with a product; 0 where there is no such loop.
+def spills(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target) -> bool:
+    """Return whether so many values live at once that ptxas is expected to spill hundreds of bytes.
 
-    Each operation is done for a whole tile before the next one, so that all values with a name live as tiles. One that is stored and read again
-    counts twice as long as it lives: a store has threads hold other elements than a product does. Against ptxas: of 260 kernels of benchmarks/kernelbench for an H100 the two
-    with more than 256 spilled 1416 and 2704 bytes, one with 256 spilled 432 and another one 104, all others less.
+    Each operation is done for a whole tile before the next one, so that all values with a name live as tiles. Beside a product, those after its last
+    loop count; one that is stored and read again counts twice as long as it lives: a store has threads hold other elements than a product does.
+    Against ptxas: of 260 kernels of benchmarks/kernelbench for an H100 the two with more than EPILOGUE spilled 1416 and 2704 bytes, one as large 432,
+    and others 104 at most. Of kernels without products the only one above CROWDED times the registers there are spilled 4184 bytes.
     """
-    return _Estimate(kernel, sizes, {}, target, False).epilogue(kernel.body)
+    estimate = _Estimate(kernel, sizes, itemsizes, target, False)
+    if has_matrix_product(kernel.body):
+        return estimate.epilogue(kernel.body) > EPILOGUE
+    return not estimate.dots and estimate.live_registers() > CROWDED * min(MOST_REGISTERS, target.registers // estimate.threads)
 
 
 def _forms(kernel: Kernel, target: Target) -> list[Kernel]:
@@ -151,7 +157,7 @@ class _Estimate:
     def result(self) -> Resources:
         tiles = [axes_of(n) for value in values(self.kernel.body) for n in value.walk() if not isinstance(n, nest.Const)]
         accumulators = int(self._peak_live_registers(self.kernel.body, set(), lambda s: self._value_registers(s) if isinstance(s, Accumulator) else 0, lambda s: 0))
-        registers = min(MOST_REGISTERS, self._registers())
+        registers = min(MOST_REGISTERS, self.live_registers())
         return Resources(self._shared_bytes(), registers, accumulators, self.threads, max(map(self.elements, tiles), default=1))
 
     # -- sizes ------------------------------------------------------------------------------------------------------
@@ -303,7 +309,8 @@ class _Estimate:
 
     # -- registers --------------------------------------------------------------------------------------------------
 
-    def _registers(self) -> int:
+    def live_registers(self) -> int:
+        """Return the registers of a thread for all that lives at once, however many a thread may have."""
         products = bool(self.dots)
         live = self._peak_live_registers(self.kernel.body, set(), self._value_registers, self._temporary_registers)
         return int(live * (1 if products else 1.1)) + (PRODUCT_OVERHEAD if products else OVERHEAD)

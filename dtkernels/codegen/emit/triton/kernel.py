@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from ....lang.algorithm import Algorithm
-from ....lang.expr import Label, Write, accesses
+from ....lang.expr import Dot, Label, Write, accesses
 from ...analysis.product_types import Operands
 from ...ir import nest
 from ...ir.layout import as_no_matrix_product
@@ -55,7 +55,7 @@ from .expr import ExpressionPrinter
 from .grid import BEFORE, grid_lines, grid_size
 from .memory import LINE, MemoryPrinter
 
-VOLUME = 3  #: whole extents from which on a tile holds a volume
+VOLUME, PLANE = 3, 2  #: whole extents from which on a tile holds a volume; the same of a kernel beside others with products
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,7 @@ def print_kernel(kernel: Kernel, algorithm: Algorithm, operands: Operands) -> Ke
 class _KernelPrinter:
     def __init__(self, kernel: Kernel, algorithm: Algorithm, operands: Operands):
         self.kernel, self.algorithm, self.operands = kernel, algorithm, operands
+        self.beside_products = any(isinstance(n, Dot) for d in algorithm.definitions for n in d.expr.walk())
         self.lines: list[str] = []
         self.blocks = {g.label: g.block for g in kernel.grid}
         self.pieces = {g.label: g.inside for g in kernel.grid}  #: of a tail, whose last pieces may lie past the extent
@@ -299,11 +300,11 @@ class _KernelPrinter:
     def _whole(self, label: str) -> str:
         """Return the tile that holds a whole extent.
 
-        In a file with matrix products ``whole`` gives 16 at least. A kernel without them that holds volumes takes no more than they are: five
-        dimensions of 16 are more than Triton allows.
+        In a file with matrix products ``whole`` gives 16 at least. A kernel without them that holds several dimensions takes no more than they are: rows of
+        windows of two elements would be held as windows of 16, and five dimensions of 16 are more than Triton allows.
         """
         held = {s.axis.label for s in statements(self.kernel.body) if isinstance(s, nest.Index) and s.axis.tile == WHOLE}
-        exact = len(held) >= VOLUME and not nest.has_matrix_product(self.kernel.body)
+        exact = len(held) >= (PLANE if self.beside_products else VOLUME) and not nest.has_matrix_product(self.kernel.body)
         return f"max(1, triton.next_power_of_2(size_{label}))" if exact else f"whole(size_{label})"
 
     def block(self, label: str) -> str:
