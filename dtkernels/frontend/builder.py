@@ -43,8 +43,9 @@ class Input:
 class Builder:
     """The program so far. ``dtype`` and ``shape`` are those of the torch operation at hand; ``hint`` a name for its result."""
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, sizes: Sizes, double: bool = False):
         self.sizes = sizes
+        self.double = double  #: whether an argument is float64
         self.inputs: dict[tuple, Input] = {}
         self.definitions: list[Definition] = []
         self.bound: dict[str, Index] = {}  #: index variables that something is reduced over

@@ -30,6 +30,8 @@ _AUTOCAST = {torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._e
 LONG = 8  #: nodes from which on an expression that is read again, or has a name, gets a Func of its own
 MOST = 60  #: nodes from which on any expression does
 REPEATING = frozenset(GROUPS["activations"]) | {"pow", "square", "sinh", "cosh", "round", "trunc", "norm", "linalg_vector_norm", "normalize", "cosine_similarity", "glu"}
+PERMUTING = frozenset({"transpose", "swapaxes", "swapdims", "t", "numpy_T", "mT", "matrix_H", "adjoint", "mH", "permute", "movedim", "moveaxis"})
+SAME = frozenset({*GROUPS["casts and copies"], "positive", "expand", "expand_as", "broadcast_to"} - {"detach"})  #: where they return a view of one shape, it is the argument
 Reader = Callable[[], Any]
 
 
@@ -74,7 +76,7 @@ class Interpreter:
 
     def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], count: int):
         self.traced, self.captured, self.count = traced, captured, count
-        self.builder = Builder(Sizes(traced.env))
+        self.builder = Builder(Sizes(traced.env), any(_is_double(n) for n in traced.module.graph.nodes) or any(t.dtype == torch.float64 for t in captured))
         self.known: dict[torch.fx.Node, Any] = {}
         self.names = assigned_names(traced.module.graph, traced.places)
         self.uses = {n: len(n.users) for n in traced.module.graph.nodes}
@@ -144,10 +146,14 @@ class Interpreter:
         if in_place(node):
             return self.changed(node, name, refs[0], args, kwargs)
         given = refs[0].read() if refs else None
-        if name in VIEWS and refs and node.args and refs[0] is self.known.get(node.args[0]):  # type: ignore[arg-type]
-            return self.viewed(node, name, refs[0], args[1:], kwargs)
-        if isinstance(given, Source) and _keeps(name, node):
+        first = bool(refs and node.args) and refs[0] is self.known.get(node.args[0])  # type: ignore[arg-type]
+        if isinstance(given, Source) and name not in VIEWS and _keeps(name, node):
             return refs[0] if name != "detach" else self.viewed(node, name, refs[0], args[1:], kwargs)
+        if first and (name in VIEWS or _shares_memory(node)):
+            found = self.viewed(node, name, refs[0], args[1:], kwargs)
+            if _shares_memory(node) or isinstance(given, Source):
+                return found
+            return [Tensor(v.read()) for v in found] if isinstance(found, list) else Tensor(found.read())  # a copy: a write to it is none to the base
         made = TABLE[name](b, *self.short(name, self.values(args)), **self.values(kwargs))
         if isinstance(made, tuple):
             return [Tensor(self.recorded(self.kept(node, v, place))) if v is not None else None for place, v in enumerate(made)]
@@ -202,12 +208,12 @@ class Interpreter:
 
         def view(value: Any, place: int) -> Any:
             b.out = out
-            if isinstance(value, Source):
+            if isinstance(value, Source) and (name in VIEWS or name == "detach"):
                 shape = tuple(b.sizes.of(n) for n in fakes[place].shape)
                 step = (node.target, tuple(self.sized(args)), tuple(sorted(self.sized(kwargs).items())), place if isinstance(out, (list, tuple)) else None)
                 after = () if recording else ((torch.ops.aten.detach.default, (), (), None),)
                 return Source(value.root, (*value.steps, step, *after), shape, value.dtype, value.name)  # type: ignore[arg-type]
-            made = TABLE[name](b, value, *self.values(args), **self.values(kwargs))
+            made = TABLE[name](b, b.value(value), *self.values(args), **self.values(kwargs))
             made = made[place] if isinstance(made, tuple) else made
             return made if recording else b.detached(made)
 
@@ -218,7 +224,7 @@ class Interpreter:
 
     def sized(self, value: Any) -> Any:
         """Replace symbolic sizes in arguments by their expressions."""
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple)):  # a torch.Size too
             return tuple(self.sized(v) for v in value)
         if isinstance(value, dict):
             return {k: self.sized(v) for k, v in value.items()}
@@ -227,12 +233,16 @@ class Interpreter:
     def inverse(self, name: str, args: list, place: int, node: torch.fx.Node) -> Callable[[Value, Value], Value] | None:
         """Return how a write to a view changes its base; None where that is not supported."""
         b, out = self.builder, node.meta["val"]
-        if name in ("transpose", "t", "swapaxes"):
-            return lambda base, new: TABLE[name](b, new, *args)
-        if name in ("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"):
+        if name in PERMUTING:
+            return lambda base, new: self.permuted_back(name, args, new)
+        if name in ("view", "view_as", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"):
             return lambda base, new: replace(b.reshaped(new, [b.extent(d) for d in base.dims]), dtype=base.dtype)
-        if name == "permute":
-            return lambda base, new: replace(new, dims=tuple(new.dims[[d % len(args[0]) for d in args[0]].index(k)] for k in range(len(args[0]))))
+        if name in SAME and self.sized(out.shape) == self.sized(node.args[0].meta["val"].shape):  # type: ignore[union-attr]
+            return lambda base, new: replace(new, dtype=base.dtype)
+        if name == "detach":
+            return self.behind_detach
+        if name == "diagonal":
+            return lambda base, new: self.on_diagonal(base, new, *args, **dict(node.kwargs))  # type: ignore[arg-type]
         if name not in ("slice", "narrow", "select"):
             return None
 
@@ -270,6 +280,30 @@ class Interpreter:
         expr = b.moved(moved.expr, [moved.dims[k] for k in others], [base.dims[k] for k in others])
         return Value(base.dims, choose(inside, expr, base.expr), base.dtype)
 
+    def permuted_back(self, name: str, args: list, new: Value) -> Value:
+        """Return the base of a permuted view from the view's value."""
+        order = TABLE[name](self.builder, Value(tuple((k,) for k in range(new.rank)), ex.Const(0), new.dtype), *args).dims  # type: ignore[arg-type,misc]
+        return replace(new, dims=tuple(new.dims[order.index((k,))] for k in range(new.rank)))
+
+    def behind_detach(self, base: Value, new: Value) -> Value:
+        """Return a base whose detached view was written: torch's gradient of the base does not notice it."""
+        if self.builder.passes_gradient(base.expr):
+            self.builder.forbid_gradient("changing a detached view in place", "the tensor has a gradient")
+        return replace(new, dtype=base.dtype)
+
+    def on_diagonal(self, base: Value, new: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+        """Return the base with its diagonal replaced."""
+        b, first, second = self.builder, dim1 % base.rank, dim2 % base.rank
+        rows, columns = base.dims[first], base.dims[second]
+        moved = b.taken(new, new.rank - 1, lambda at: at if offset >= 0 else ex.Binary("+", at, ex.Const(offset)), rows)
+        others = [base.dims[k] for k in range(base.rank) if k not in (first, second)]
+        for own, other in zip(others, moved.dims):
+            if flat(other):
+                b.unify(own, other)
+        expr = b.moved(moved.expr, moved.dims[:-1], others)
+        here = ex.Binary("==", ex.Binary("+", b.flat_index(rows), ex.Const(offset)), b.flat_index(columns))
+        return Value(base.dims, choose(here, expr, base.expr), base.dtype)
+
     def changed(self, node: torch.fx.Node, name: str, target: Tensor, args: list, kwargs: dict) -> Tensor:
         """Run an in-place operation: compute its plain form and write that to the target."""
         b = self.builder
@@ -286,6 +320,19 @@ class Interpreter:
             made = b.define(made, self.names.get(node, name))
         target.write(b, made)
         return target
+
+
+def _is_double(node: torch.fx.Node) -> bool:
+    return node.op == "placeholder" and node.meta["val"].dtype == torch.float64
+
+
+def _shares_memory(node: torch.fx.Node) -> bool:
+    """Tell whether an operation's result, or the first of several, is in the memory of its first argument."""
+    out, first = node.meta["val"], node.args[0].meta.get("val")  # type: ignore[union-attr]
+    out = out[0] if isinstance(out, (list, tuple)) and out else out
+    if not isinstance(out, torch.Tensor) or not isinstance(first, torch.Tensor):
+        return False
+    return out.untyped_storage()._cdata == first.untyped_storage()._cdata
 
 
 def _keeps(name: str, node: torch.fx.Node) -> bool:

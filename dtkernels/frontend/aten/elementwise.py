@@ -500,9 +500,7 @@ def converted(b: Builder, x: Value, dtype: torch.dtype) -> Value:
     if dtype == torch.bool:
         return Value(x.dims, b.condition(x), dtype)
     expr = b.numeric(x)
-    fed = b.fed(x.expr)
-    numbers = not fed and any(known.source.dtype == torch.float64 for known in b.inputs.values())
-    wide = dtype == torch.float64 and (not x.dtype.is_floating_point or torch.float64 in fed or numbers)
+    wide = dtype == torch.float64 and (b.double or not x.dtype.is_floating_point)
     if dtype.is_complex or dtype.is_floating_point and dtype not in DTYPE_WORDS and not wide:
         raise UnsupportedOperation(f"a conversion to {dtype}", allowed="float32, float16, bfloat16, integers, bool; arguments of float64")
     if not dtype.is_floating_point:
@@ -519,7 +517,7 @@ def to(b: Builder, x: Any, *given: Any, **named: Any) -> Value:
     return converted(b, b.value(x), b.dtype)
 
 
-@op("clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy", "lift", "resolve_conj", "resolve_neg", "view_as", group=CASTS)
+@op("clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy", "lift", "resolve_conj", "resolve_neg", group=CASTS)
 def clone(b: Builder, x: Any, *given: Any, **named: Any) -> Value:
     return b.value(x)
 

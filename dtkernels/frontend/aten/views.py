@@ -23,6 +23,11 @@ def reshape(b: Builder, x: Any, *sizes: Any, **named: Any) -> Value:
     return b.reshaped(b.value(x), b.shape)
 
 
+@op("view_as", group=VIEWED)
+def view_as(b: Builder, x: Any, other: Any) -> Value:
+    return b.reshaped(b.value(x), b.shape)
+
+
 @op("permute", "movedim", "moveaxis", group=VIEWED, view=True)
 def permute(b: Builder, x: Any, *dims: Any) -> Value:
     x = b.value(x)
