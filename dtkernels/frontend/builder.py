@@ -22,12 +22,13 @@ ONE = sympy.Integer(1)
 
 @dataclass
 class Definition:
-    """A Func: its index variables and the expression of an element. ``hint`` is the name that it would like."""
+    """A Func: its index variables and the expression of an element. ``hint`` is the name that it would like, ``place`` the user's file and line."""
 
     name: str
     indices: list[Index]
     expr: ex.Expr
     hint: str
+    place: str = ""
 
 
 @dataclass
@@ -239,7 +240,7 @@ class Builder:
     def define(self, value: Value, hint: str = "") -> Value:
         """Give a value a Func of its own."""
         name = f"#{len(self.definitions)}"
-        self.definitions.append(Definition(name, [i for dim in value.dims for i in dim], value.expr, hint or self.hint))
+        self.definitions.append(Definition(name, [i for dim in value.dims for i in dim], value.expr, hint or self.hint, self.place))
         return replace(value, expr=ex.Access(name, tuple(label(i) for dim in value.dims for i in dim)))
 
     def expand(self, value: Value, sizes: Sequence[Any]) -> Value:

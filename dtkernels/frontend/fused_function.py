@@ -21,7 +21,7 @@ from ..runtime.log import log, warn_once
 from ..runtime.path_counters import count
 from .captures import _PLAIN, State, state_of
 from .sizes import Sizes
-from .tracing import at, trace
+from .tracing import Traced, at, decided, trace
 from .unsupported import UnsupportedOperation
 from .values import SEED, Source
 from .writer import CARRIER, WrittenProgram, cast_word, write
@@ -215,18 +215,20 @@ class Fused:
             known = self.programs.setdefault(key, [])
             for one in known:
                 if isinstance(one, UnsupportedOperation):
-                    raise one
-                if one.fits(tensors):
+                    if one.applies(tensors):
+                        raise one
+                elif one.fits(tensors):
                     self.last = one
                     return one
             try:
                 made = self.trace(leaves, spec, tensors, state)
             except UnsupportedOperation as error:
-                known.append(error)
+                known.append(_refused(error, error))
                 raise
             except Exception as error:
                 self.explain(error, leaves, spec)
-                known.append(UnsupportedOperation("this function", why=f"tracing raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"))
+                why, (_, place) = f"tracing raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", getattr(error, "decided", None) or (None, "")
+                known.append(_refused(UnsupportedOperation("this function", why, place), error))
                 raise known[-1] from error  # type: ignore[misc]
             known.append(made)
             self.last = made
@@ -260,6 +262,14 @@ class Fused:
         stand_ins = [_hinted(t) for t in tensors]
         traced = trace(call, stand_ins, state.tensors)
         interpreter = Interpreter(traced, state.tensors, len(tensors))
+        try:
+            return self.written(traced, interpreter, leaves, spec, stand_ins, state)
+        except UnsupportedOperation as error:
+            error.decided = decided(traced.env, traced.symbols), ""
+            raise
+
+    def written(self, traced: Traced, interpreter: Interpreter, leaves: list, spec: Any, stand_ins: list[torch.Tensor], state: State) -> Compiled:
+        """Write and compile the program of a trace."""
         results = interpreter.run()
         builder, sizes = interpreter.builder, Sizes(traced.env)
         flat_result, structure = tree_flatten(traced.result)
@@ -271,8 +281,8 @@ class Fused:
             with at(traced.places.get(node)):
                 results[k] = self.exact(builder, results[k])
         operator, written = self.compiled(builder, results, wanted, names, [*stand_ins, *state.tensors, *interpreter.constants])
-        guards = tuple(g.expr for g in traced.env.guards if g.expr.free_symbols <= set(traced.symbols))
-        return Compiled(operator, written, guards, traced.symbols, structure, found, builder.without_gradient, *_real(interpreter.constants, tensors[0].device))
+        guards, symbols = decided(traced.env, traced.symbols)
+        return Compiled(operator, written, guards, symbols, structure, found, builder.without_gradient, *_real(interpreter.constants, stand_ins[0].device))
 
     def exact(self, builder: Any, value: Any) -> Any:
         """Return a result so that integers made from integers are computed as integers."""
@@ -325,6 +335,17 @@ class Fused:
             for place in tree_flatten(value)[0]:
                 names[place] = name
         return [names.get(k, "a") for k, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
+
+
+def _refused(error: UnsupportedOperation, source: Exception) -> UnsupportedOperation:
+    """Note for which sizes an error holds: those of which the trace decided alike."""
+    found: Any = source
+    while found is not None and getattr(found, "decided", None) is None:
+        found = found.__cause__
+    if found is not None:
+        (guards, symbols), _ = found.decided
+        error.applies = lambda tensors: all(bool(evaluated(g, {s: tensors[k].shape[dim] for s, (k, dim) in symbols.items()})) for g in guards)
+    return error
 
 
 def _real(constants: list[torch.Tensor], device: torch.device) -> tuple[list[torch.Tensor], list[Any]]:

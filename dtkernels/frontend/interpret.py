@@ -111,6 +111,8 @@ class Interpreter:
                 elif node.target in _AUTOCAST:
                     continue
                 elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                    if not node.users and not node.target._schema.is_mutable:
+                        continue  # a question that the function asked, such as torch.promote_types
                     self.known[node] = self.operation(node)
                 else:
                     raise UnsupportedOperation(str(node.target))

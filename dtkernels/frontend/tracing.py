@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .aten.decompositions import FUNCTIONS
 from .aten.table import TABLE, supported
 from .unsupported import UnsupportedOperation
 
 Place = tuple[str, int]
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-_REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+_REQUIRES_GRAD, _DATA = torch.Tensor.requires_grad.__get__, torch.Tensor.data.__get__  # type: ignore[attr-defined]
 MOST_RETRACES = 8  #: each takes operations apart that the table lacks
 
 
@@ -59,9 +60,15 @@ def trace(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Ten
             return traced
         for node in {n.target: n for n in reversed(lacking)}.values():  # the first use of each
             if (apart := _decomposition(node.target)) is None or node.target in table:
-                raise UnsupportedOperation(_named(node)).at(place_text(traced.places.get(node)))
+                raise _lacking(node, traced)
             table[node.target] = apart
-    raise UnsupportedOperation(_named(lacking[0])).at(place_text(traced.places.get(lacking[0])))
+    raise _lacking(lacking[0], traced)
+
+
+def _lacking(node: torch.fx.Node, traced: Traced) -> UnsupportedOperation:
+    error = UnsupportedOperation(_named(node), place=place_text(traced.places.get(node)))
+    error.decided = decided(traced.env, traced.symbols), ""
+    return error
 
 
 def place_text(place: Place | None) -> str:
@@ -80,9 +87,13 @@ def _operation(node: torch.fx.Node) -> bool:
 
 
 def _decomposition(target: Any) -> Callable | None:
-    """Return torch's own decomposition of an operation into others."""
+    """Return a decomposition of an operation into others, ours or torch's own."""
     from torch._decomp import get_decompositions
 
+    from .aten.decompositions import DECOMPOSITIONS
+
+    if own := DECOMPOSITIONS.get(target._schema.name.split("::")[-1]):
+        return own
     if found := get_decompositions([target]).get(target):
         return found
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -92,14 +103,14 @@ def _decomposition(target: Any) -> Callable | None:
 def _traced(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Tensor], table: dict) -> Traced:
     """Trace; what depends on data raises UnsupportedOperation."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
     places, noisy = Places(), logging.getLogger("torch._subclasses.fake_tensor")
     level = noisy.level
     noisy.setLevel(logging.CRITICAL)  # an error of the function reaches the caller, once
     try:
         return _trace(call, tensors, table, places)
-    except (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException) as error:
+    except (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException, PendingUnbackedSymbolNotFound) as error:
         raise UnsupportedOperation("a decision or a size that depends on data", allowed="torch.where").at(place_text(places.now)) from error
     except RuntimeError as error:
         if "Cannot cast FakeTensor" in str(error):  # item() of what is computed
@@ -136,9 +147,18 @@ def _trace(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Te
                 results.append(call(list(given)))
             return _tensors_in(results[-1])
 
-        with mode:
-            module = make_fx(run, decomposition_table=table, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*stand_ins)
+        try:
+            with mode:
+                module = make_fx(run, decomposition_table=table, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*stand_ins)
+        except Exception as error:
+            error.decided = decided(env, symbols), place_text(places.now)  # type: ignore[attr-defined]  # read by fused_function
+            raise
     return Traced(module, env, symbols, places.found(module), results[-1], places.custom)
+
+
+def decided(env: Any, symbols: dict[Any, tuple[int, int]]) -> tuple[tuple, dict[Any, tuple[int, int]]]:
+    """Return the decisions about sizes that a trace made, and the (tensor, dimension) of each size."""
+    return tuple(g.expr for g in env.guards if g.expr.free_symbols <= set(symbols)), symbols
 
 
 def _tensors_in(result: Any) -> list[torch.Tensor]:
@@ -161,6 +181,7 @@ class Places(TorchFunctionMode):
         self.now = _user_place() or self.now
         if function == _REQUIRES_GRAD and not sys._getframe(1).f_code.co_filename.startswith(_OWN):
             raise UnsupportedOperation("requires_grad", why="stand-ins need no gradient", allowed="a flag among the arguments").at(place_text(self.now))
+        function = torch.Tensor.detach if function == _DATA else FUNCTIONS.get(function, function)  # a trace does not see where ``data`` comes from
         result = function(*args, **(kwargs or {}))
         from torch.fx.experimental.proxy_tensor import get_proxy_mode
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 
 class UnsupportedOperation(NotImplementedError):
     """Raised where a function uses something that has no DT form. ``operation`` names it; ``place`` is the user's file and line."""
 
     def __init__(self, operation: str, why: str = "", place: str = "", allowed: str = ""):
         self.operation, self.why, self.place, self.allowed = operation, why, place, allowed
+        self.decided: Any = None  #: the decisions about sizes before it, see tracing.py
+        self.applies: Callable[[list[Any]], bool] = lambda tensors: True  #: tells whether calls of other sizes are refused too
         super().__init__(operation, why, place, allowed)
 
     def at(self, place: str) -> UnsupportedOperation:

@@ -118,9 +118,9 @@ class Writer:
 
     def along(self, name: str, local: dict[str, str]) -> str:
         """Return the label that a scan runs along."""
-        own = next(i for d in self.builder.definitions for i in d.indices if i.name == name)
+        own, place = next((i, d.place) for d in self.builder.definitions for i in d.indices if i.name == name)
         if len(own.leaves()) > 1:
-            raise UnsupportedOperation("partial results along a dimension that is split afterwards", allowed="a reshape of other dimensions")
+            raise UnsupportedOperation("partial results along a dimension that is split afterwards", place=place, allowed="a reshape of other dimensions")
         return self.label_of(own, local)
 
     def position(self, index: Index, local: dict[str, str]) -> ex.Expr:

@@ -16,6 +16,7 @@ from ..values import Value
 from .table import TABLE, op
 
 Expr = ex.Expr
+MOST_FACTORS = 4  #: of a power of integers that is written as a product
 ARITHMETIC, FUNCTIONS, ACTIVATIONS, CONDITIONS, CASTS = "arithmetic", "functions", "activations", "comparisons and masks", "casts and copies"
 
 
@@ -188,6 +189,12 @@ def lerp(b: Builder, x: Any, y: Any, weight: Any) -> Value:
 
 @op("pow", group=ARITHMETIC)
 def power(b: Builder, x: Any, y: Any) -> Value:
+    base = b.value(x)
+    if type(y) is int and 0 < y <= MOST_FACTORS and base.dtype == b.dtype and not b.dtype.is_floating_point:  # a product of integers is one
+        found = base
+        for _ in range(y - 1):
+            found = mul(b, found, base)
+        return found
     return b.elementwise(lambda p, q: call("pow", p, q), x, y)
 
 

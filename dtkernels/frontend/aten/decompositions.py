@@ -1,0 +1,123 @@
+"""Write operations in other torch operations, where torch has no decomposition that ends in the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..unsupported import UnsupportedOperation
+
+#: by name without overload; the name of an in-place form ends in an underscore
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {}
+
+
+def decomposes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def entered(function: Callable[..., Any]) -> Callable[..., Any]:
+        DECOMPOSITIONS.update(dict.fromkeys(names, function))
+        return function
+
+    return entered
+
+
+@decomposes("masked_scatter")
+def masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Each place of the mask takes the element of the source that it counts: those of earlier blocks of each dimension, added up."""
+    x, mask = torch.broadcast_tensors(x, mask)
+    before = torch.zeros((), dtype=torch.int64, device=x.device)
+    for dim in range(x.dim()):
+        inner = tuple(range(dim + 1, x.dim()))
+        count = mask.sum(inner, keepdim=True) if inner else mask.to(torch.int64)
+        before = before + count.cumsum(dim) - count
+    return torch.where(mask, source.flatten()[before], x)
+
+
+@decomposes("masked_scatter_")
+def masked_scatter_in_place(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return x.copy_(masked_scatter(x, mask, source))
+
+
+@decomposes("fill_diagonal_")
+def fill_diagonal(x: torch.Tensor, fill_value: Any, wrap: bool = False) -> torch.Tensor:
+    if x.dim() != 2 or wrap:
+        raise UnsupportedOperation("fill_diagonal_ of more than two dimensions, or wrapped", allowed="a matrix")
+    x.diagonal().fill_(fill_value)
+    return x
+
+
+@decomposes("_trilinear")
+def trilinear(i1: torch.Tensor, i2: torch.Tensor, i3: torch.Tensor, expand1: Any, expand2: Any, expand3: Any, sumdim: Any, unroll_dim: int = 1) -> torch.Tensor:
+    """What ``bilinear`` is made of: the sum over dimensions of a product of three."""
+    for dim in range(i1.dim() + len(expand1)):
+        i1, i2, i3 = (t.unsqueeze(dim) if dim in added else t for t, added in zip((i1, i2, i3), (expand1, expand2, expand3)))
+    return (i1 * i2 * i3).sum(sumdim)
+
+
+def default_generator(generator: Any) -> None:
+    if generator is not None:
+        raise UnsupportedOperation("a generator of one's own", allowed="torch's default generator")
+
+
+@decomposes("normal")
+def normal(mean: Any, std: Any = 1.0, size: Any = None, *, generator: Any = None, **kwargs: Any) -> torch.Tensor:
+    default_generator(generator)
+    like = next((t for t in (mean, std) if isinstance(t, torch.Tensor)), None)
+    if like is None:
+        return torch.randn(size, **kwargs) * std + mean
+    return torch.randn_like((mean + std).to(like.dtype)) * std + mean
+
+
+@decomposes("normal_")
+def normal_in_place(x: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> torch.Tensor:
+    default_generator(generator)
+    return x.copy_(torch.randn_like(x) * std + mean)
+
+
+@decomposes("uniform_")
+def uniform_in_place(x: torch.Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> torch.Tensor:
+    default_generator(generator)
+    return x.copy_(torch.rand_like(x) * (high - low) + low)
+
+
+def whole(uniform: torch.Tensor, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return integers from ``low`` to ``high - 1`` from numbers in [0, 1) of 24 bits."""
+    if high - low > 2**24:
+        raise UnsupportedOperation("randint of more than 2^24 values")
+    return (uniform * (high - low)).floor().clamp(max=high - low - 1).to(dtype) + low
+
+
+@decomposes("randint")
+def randint(*bounds_and_size: Any, dtype: torch.dtype | None = None, generator: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> torch.Tensor:
+    default_generator(generator)
+    *bounds, size = bounds_and_size
+    low, high = bounds if len(bounds) == 2 else (0, bounds[0])
+    return whole(torch.rand(size, device=device), low, high, dtype or torch.int64)
+
+
+@decomposes("randint_like")
+def randint_like(x: torch.Tensor, *bounds: int, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
+    low, high = bounds if len(bounds) == 2 else (0, bounds[0])
+    return whole(torch.rand(x.shape, device=x.device), low, high, dtype or x.dtype)
+
+
+@decomposes("signbit")
+def signbit(x: torch.Tensor) -> torch.Tensor:
+    return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
+
+
+def gaussian_nll_loss(input: torch.Tensor, target: torch.Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> torch.Tensor:
+    """Return the loss without torch's test of the variances' signs, which reads data."""
+    var = var if isinstance(var, torch.Tensor) else var * torch.ones_like(input)
+    if var.dim() == input.dim() - 1:
+        var = var.unsqueeze(-1)
+    kept = var + (var.clamp(min=eps) - var).detach()  # torch clamps without a gradient
+    loss = 0.5 * (torch.log(kept) + (input - target) ** 2 / kept)
+    loss = loss + 0.5 * math.log(2 * math.pi) if full else loss
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+
+
+#: Python functions of torch that decide by data, with the same without that decision
+FUNCTIONS: dict[Any, Callable[..., Any]] = {F.gaussian_nll_loss: gaussian_nll_loss}
