@@ -128,3 +128,70 @@ def recurrence(xs, h, w, u):
     for x in xs.unbind(0):
         h, c = gates(x, h, c, w, u)
     return h, c
+
+
+@case(((5, 6), (6, 4), (4,)), ((3, 5), (5, 7), (7,)), interpreted=True)
+def sigmoid_router(x, gate, bias):
+    scores = (x @ gate).sigmoid()
+    places = torch.topk(scores + bias, 2, -1, sorted=False)[1]
+    weight = scores.gather(1, places)  # its backward reads the places that forward saved
+    return weight / (weight.sum(-1, keepdim=True) + 1e-20) * 2.5, places
+
+
+@case(((4, 5), (4,)), ((3, 7), (3,)), interpreted=True)
+def written_diagonals(x, v):
+    a, b, c = x.clone(), x * 2, (x @ x.t()).fill_diagonal_(0.0)
+    a.diagonal().copy_(v)
+    b.diagonal(1).mul_(3.0)
+    b.diagonal(-1)[1] = 5.0
+    return a, b, c
+
+
+@case(((2, 3, 3), (2, 3)), ((3, 4, 4), (3, 4)))
+def written_diagonals_of_a_batch(x, v):
+    a = x * 2
+    a.diagonal(dim1=-2, dim2=-1).add_(v)
+    return a
+
+
+@case(((4, 6), (6, 4)), ((3, 10), (5, 6)))
+def views_and_copies_written(x, y):
+    kept, copied, turned, alike = x * 2, x * 3, x * 4, x * 5
+    kept.expand(x.shape).mul_(2)
+    kept.view_as(kept).add_(1)
+    copied.t().reshape(-1).add_(1)  # a copy: ``copied`` stays
+    turned.movedim(0, 1)[0] = 3.0
+    turned.mT[1] = 4.0
+    alike.type_as(x).mul_(2)
+    return kept, copied, turned, alike, x.view_as(y) * y
+
+
+@case(((4, 6), ("mask", 4, 6), (30,)), ((3, 5), ("mask", 3, 5), (17,)), interpreted=True)
+def scattered_by_a_mask(x, mask, source):
+    a = x * 2
+    a.masked_scatter_(mask, source)
+    return x.masked_scatter(mask, source), a
+
+
+@case(((2, 3, 4), ("mask", 2, 3), (6, 4)), ((3, 5, 2), ("mask", 3, 5), (15, 2)))
+def image_tokens(text, place, image):
+    return text.masked_scatter(place.unsqueeze(-1).expand_as(text), image)
+
+
+@case(((4, 6), (4, 6), ("positive", 4, 6), ("positive", 4), (3, 6, 6), (3,)), ((3, 5), (3, 5), ("positive", 3, 5), ("positive", 3), (2, 5, 5), (2,)))
+def gaussian_losses_and_bilinear(x, y, var, own, w, b):
+    return F.gaussian_nll_loss(x, y, var), F.gaussian_nll_loss(x, y, own[:, None], full=True, reduction="none"), F.bilinear(x, y, w, b)
+
+
+@case(((4, 6), ("index", 9, 4, 6)), ((3, 5), ("index", 9, 3, 5)))
+def powers_of_integers(x, i):
+    return i**2, i.pow(3), x.data * x, x**2, torch.signbit(x)
+
+
+@case(((2, 6, 8),), ((3, 4, 6),), tolerance=1e3)  # torch takes the cosines in float32
+def rotary_from_positions(x):
+    steps = torch.arange(x.shape[1], dtype=torch.float32)
+    angles = torch.outer(steps, 1.0 / (100.0 ** (torch.arange(0, x.shape[2], 2).float() / x.shape[2])))
+    cos, sin = torch.cat((angles, angles), -1).cos().to(x.dtype), torch.cat((angles, angles), -1).sin().to(x.dtype)
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
