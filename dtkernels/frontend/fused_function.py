@@ -268,7 +268,7 @@ class Fused:
             error.decided = decided(traced.env, traced.symbols), ""
             raise
 
-    def written(self, traced: Traced, interpreter: Interpreter, leaves: list, spec: Any, stand_ins: list[torch.Tensor], state: State) -> Compiled:
+    def written(self, traced: Traced, interpreter: Any, leaves: list, spec: Any, stand_ins: list[torch.Tensor], state: State) -> Compiled:
         """Write and compile the program of a trace."""
         results = interpreter.run()
         builder, sizes = interpreter.builder, Sizes(traced.env)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
+from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES, rms_norm_eps
 
 HIDDEN = -1e9  #: a score that is set to this, or lower, has a weight of 0
 
@@ -114,8 +114,18 @@ def operation(node: Node) -> Operation:
     if said.get("alpha", 1) != 1 or said.get("rounding_mode") is not None or said.get("inplace"):
         return OTHER
     if name in _OPERANDS_BY_NAME:
+        said = _with_eps(name, said)
         return Operation(name, tuple(said.get(n) for n in _OPERANDS_BY_NAME[name]), said)
     return Operation(name, tuple(given[: _OPERANDS.get(name, 1)]), said)
+
+
+def _with_eps(name: str, said: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a norm with torch's own ``eps`` where none is given."""
+    if name == "layer_norm":
+        return {"eps": 1e-5, **said}
+    if name == "rms_norm" and said.get("eps") is None and isinstance(example(said.get("input")), torch.Tensor):
+        return {**said, "eps": rms_norm_eps(example(said["input"]).dtype)}
+    return said
 
 
 def _pow(node: Node, given: tuple, said: dict) -> Operation:

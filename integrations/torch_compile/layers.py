@@ -29,7 +29,8 @@ def _floating(match: Match, *names: str) -> str | None:
 
 def last_layer_loss(hidden, weight, bias: Optional, target, cap: Number, by: Number, over: Number):
     """Cross entropy of a linear layer's rows, which may be capped, cut along the sequence and joined before."""
-    logits = F.linear(hidden, weight, bias)
+    product = hidden @ weight.t()
+    logits = either(F.linear(hidden, weight, bias), product + bias, product)
     logits = either(torch.tanh(logits / by) * cap, torch.tanh(logits * over) * cap, logits)
     return F.cross_entropy(rows(sliced(logits)), target)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...lang import expr as ex
+from ...runtime.torch_support.dtypes import rms_norm_eps
 from ..builder import Builder
 from ..unsupported import UnsupportedOperation
 from ..values import Value
@@ -42,7 +43,7 @@ def layer_norm(b: Builder, x: Any, shape: Any, weight: Any = None, bias: Any = N
 @op("rms_norm", group=NORMS)
 def rms_norm(b: Builder, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Value:
     x = shared(b, b.value(x), "shifted")
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    eps = rms_norm_eps(x.dtype) if eps is None else eps
     places = list(range(x.rank - len(shape), x.rank))
     squares = b.reduce("mean", b.elementwise(lambda a: times(a, a), x, dtype=x.dtype), places, True, "mean_square", x.dtype)
     return affine(b, b.elementwise(lambda a, s: times(a, call("rsqrt", plus(s, number(eps)))), x, squares, dtype=x.dtype), weight, None, b.dtype)

@@ -18,6 +18,11 @@ TRITON_NAMES = DTYPE_NAMES | {
 }  # fmt: skip
 
 
+def rms_norm_eps(dtype: torch.dtype) -> float:
+    """Return the eps that ``torch.nn.functional.rms_norm`` takes where none is given: that of the dtype which it computes in."""
+    return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+
+
 def float8_inputs(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[str, str], ...]:
     """Return (input, dtype) of the tensors that hold float8, as ``Algorithm.float8`` has them."""
     return tuple((name, FLOAT8_NAMES[t.dtype]) for name, t in tensors.items() if t.dtype in FLOAT8_NAMES)

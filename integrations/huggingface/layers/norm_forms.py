@@ -11,6 +11,8 @@ from typing import cast
 import torch
 from torch import nn
 
+from dtkernels.runtime.torch_support.dtypes import rms_norm_eps
+
 from ..patching.call_stats import CallRecord
 from ..patching.forward_patching import in_autocast, in_memory_order_of_input, plain, unsupported
 from ..patching.numeric_probe import SCALES, normal, output_of, rows, same, stand_in
@@ -62,7 +64,7 @@ def norm_forward(record: CallRecord, module: nn.Module, form: Form, *args, **kwa
 def _by_op(module: nn.Module, form: Form, x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
     from dtkernels import ops
 
-    eps = getattr(module, form.eps) if isinstance(form.eps, str) else form.eps
+    eps = eps_of(module, form.eps)
     parts, shape = [x, *others], x.shape
     if form.group:
         parts = [None if t is None else t.unflatten(-1, (-1, getattr(module, form.group))) for t in parts]
@@ -120,11 +122,17 @@ def form_of(module: nn.Module, known: dict[tuple, Form | None]) -> Form | None:
 
 def _epsilons(module: nn.Module) -> Iterator[str | float]:
     """Yield where an epsilon may be: attributes, then numbers in the forward's code."""
-    names = [key for key, value in vars(module).items() if isinstance(value, float) and 0 < value < 0.1]
+    names = [key for key, value in vars(module).items() if isinstance(value, float) and 0 < value < 0.1 or key == "eps" and value is None]
     yield from names
     code = inspect.unwrap(type(module).forward).__code__
     if not names and _FUNCTIONS & set(code.co_names):
         yield from (value for value in code.co_consts if isinstance(value, float) and 0 < value < 0.1)
+
+
+def eps_of(module: object, eps: str | float, dtype: torch.dtype = torch.float32) -> float:
+    """Return an epsilon or that of an attribute; torch's own where that is None, as in nn.RMSNorm(width)."""
+    value = getattr(module, eps) if isinstance(eps, str) else eps
+    return rms_norm_eps(dtype) if value is None else value
 
 
 def _gate_of(cls: type[nn.Module]) -> str | None:
@@ -167,7 +175,7 @@ def _alone(module: nn.Module, form: Form, parameters: dict, values: dict[str, to
 
 
 def _in_torch(module: nn.Module, form: Form, values: dict[str, torch.Tensor], x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
-    shape, eps = x.shape, getattr(module, form.eps) if isinstance(form.eps, str) else form.eps
+    shape, eps = x.shape, eps_of(module, form.eps, x.dtype)
     if gate is not None and form.order == "first":
         x = x * gate * gate.sigmoid()
     if form.group:

@@ -16,7 +16,7 @@ from ..patching.forward_patching import in_autocast, in_memory_order_of_input, p
 from ..patching.normed_sums import take_normed
 from ..patching.numeric_probe import normal, output_of, rows, same, stand_in, takes_one_tensor
 from ..patching.report import PatchReport
-from .norm_forms import Form, form_of, norm_forward
+from .norm_forms import Form, eps_of, form_of, norm_forward
 
 
 class Norm(Protocol):
@@ -41,7 +41,7 @@ def rmsnorm_forward(record: CallRecord, module: Norm, eps: str, offset: int, *ar
         return type(module).forward(module, *args, **kwargs)
     from dtkernels import ops
 
-    return in_memory_order_of_input(lambda x: ops.rmsnorm(x, module.weight, getattr(module, eps), offset=offset), args[0], last=True)
+    return in_memory_order_of_input(lambda x: ops.rmsnorm(x, module.weight, eps_of(module, eps), offset=offset), args[0], last=True)
 
 
 def layernorm_forward(record: CallRecord, module: nn.LayerNorm, *args, **kwargs) -> torch.Tensor:
@@ -100,7 +100,7 @@ def rmsnorm_form(module: nn.Module) -> tuple[str, int] | None:
     own = [key for held in (module._parameters, module._buffers, module._modules) for key, value in held.items() if value is not None]
     if weight is None or own != ["weight"] or weight.dim() != 1 or not weight.dtype.is_floating_point or not takes_one_tensor(type(module)):
         return None
-    names = [key for key, value in vars(module).items() if isinstance(value, float) and 0 < value < 0.1]
+    names = [key for key, value in vars(module).items() if isinstance(value, float) and 0 < value < 0.1 or key == "eps" and value is None]
     width = weight.shape[0]
     if not names or width == 0:
         return None
@@ -111,7 +111,7 @@ def rmsnorm_form(module: nn.Module) -> tuple[str, int] | None:
         if getattr(result, "dtype", None) != dtype:
             return None
     for eps in names:
-        normed = x * (x.square().mean(-1, keepdim=True) + getattr(module, eps)).rsqrt()
+        normed = x * (x.square().mean(-1, keepdim=True) + eps_of(module, eps, x.dtype)).rsqrt()
         for offset in (0, 1):
             if all(same(result, normed * (w + offset)) for result in results):
                 return eps, offset

@@ -17,6 +17,7 @@ from torch import nn
 from dtkernels.runtime.build.toolchain import may_compile
 from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
 
+from ..layers.norm_forms import eps_of
 from ..layers.norms import rmsnorm_form, rmsnorm_forward, unsupported_norm
 from ..patching.call_stats import CallRecord
 from ..patching.forward_copies import Globals, copied, layers_of, redecorated
@@ -130,7 +131,7 @@ def _by_op(norm: Any, form: _Form, a: torch.Tensor, b: torch.Tensor) -> tuple[to
     from dtkernels import ops
 
     eps, offset = form
-    return ops.add_rmsnorm(a, b, norm.weight, getattr(norm, eps), offset=offset)
+    return ops.add_rmsnorm(a, b, norm.weight, eps_of(norm, eps), offset=offset)
 
 
 def _why_apart(norm: Any, a: Any, b: Any) -> str | None:

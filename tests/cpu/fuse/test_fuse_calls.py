@@ -185,6 +185,9 @@ REFUSED = {
     "writing several values at a mask": lambda x: torch.index_put(x * 1, (x > 0,), torch.arange(9.0)),
     "aten.multinomial": lambda x: torch.multinomial(x.abs(), 2) * 1.0,
     "changing an argument in place": lambda x: x.add_(1),
+    "changing this view in place": lambda x: (x * 1).unfold(0, 2, 1).zero_(),
+    "a decision or a size that depends on data": lambda x: torch.combinations(x[0]),
+    "partial results along a dimension that is split": lambda x: x.flatten().cumsum(0).view(3, 3),
     "depends on data": lambda x: x if x.sum() > 0 else -x,
     "indexing by truth values": lambda x: x[x > 2],
 }
@@ -198,6 +201,50 @@ def test_what_is_refused_names_the_operation_and_the_line(said):
             fused(torch.ones(3, 3))
         assert said in str(error.value) and "\n" not in str(error.value)
         assert "test_fuse_calls.py:" in str(error.value)
+
+
+def test_a_refusal_holds_for_the_sizes_that_decide_alike():
+    fused = dtkernels.fuse(lambda x: x.sort(-1).values)
+    for size in (150, 6, 150, 7):
+        x = torch.arange(2.0 * size).flip(0).view(2, size)
+        if size > 32:
+            with pytest.raises(UnsupportedOperation, match="sort of 150"):
+                fused(x)
+        else:
+            assert torch.equal(fused(x), x.sort(-1).values)
+
+    @dtkernels.fuse
+    def branching(x):
+        return x.unique() if x.shape[0] > 4 else x * 2
+
+    for size in (6, 2, 8, 3):
+        if size > 4:
+            with pytest.raises(UnsupportedOperation, match="test_fuse_calls.py:.*unique"):
+                branching(torch.ones(size, 2))
+        else:
+            assert torch.equal(branching(torch.ones(size, 2)), torch.full((size, 2), 2.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_eps_of_a_norm_is_that_of_the_dtype_torch_computes_in(dtype):
+    x, w = (torch.randn(4, 16) * 1e-3).to(dtype), torch.rand(16).to(dtype)
+    fused = dtkernels.fuse(lambda x, w: F.rms_norm(x, (16,), w))
+    torch.testing.assert_close(fused(x, w), F.rms_norm(x, (16,), w))
+
+
+def test_random_integers_and_tensors_filled_with_random_numbers():
+    @dtkernels.fuse
+    def drawn(x):
+        steps = torch.randint(2, 7, (2000,))
+        return steps, torch.randint_like(steps, 3), torch.empty(2000).normal_(3.0, 0.5), torch.normal(x, 2.0), torch.empty(2000).uniform_(2, 4), x[steps]
+
+    x = torch.full((2000,), 5.0)
+    steps, like, normal, around, uniform, _ = drawn(x)
+    assert steps.dtype == like.dtype == torch.int64
+    assert set(steps.tolist()) == {2, 3, 4, 5, 6} and set(like.tolist()) == {0, 1, 2}
+    assert abs(normal.mean().item() - 3) < 0.1 and abs(normal.std().item() - 0.5) < 0.05
+    assert abs(around.mean().item() - 5) < 0.3 and abs(around.std().item() - 2) < 0.2
+    assert uniform.min() >= 2 and uniform.max() < 4 and abs(uniform.mean().item() - 3) < 0.1
 
 
 def test_integers():

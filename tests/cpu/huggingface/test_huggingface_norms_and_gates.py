@@ -207,7 +207,7 @@ def test_norms_are_found_by_what_they_compute():
     x = torch.randn(3, 8)
     expected = [norm(x) for norm in model]
     report = apply_to(model, ops="rmsnorm")
-    assert [row.module for row in report.patched] == ["0", "1", "2"] and not report.skipped
+    assert [row.module for row in report.patched] == ["0", "1", "2", "5"] and not report.skipped
     for norm, wanted in zip(model, expected):
         torch.testing.assert_close(norm(x), wanted)
     model[0].tiny = 0.5  # read at every call
@@ -215,6 +215,17 @@ def test_norms_are_found_by_what_they_compute():
     torch.testing.assert_close(model[0](x, scale=2.0), Norm.forward(model[0], x, 2.0))
     torch.testing.assert_close(model[0](x.double()), Norm.forward(model[0], x.double()))
     assert report.fallbacks == {"arguments other than one tensor": 1, "dtype float64": 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_without_an_eps_takes_that_of_torch(dtype):
+    model = nn.Sequential(nn.RMSNorm(8), nn.RMSNorm(8, elementwise_affine=False)).to(dtype)
+    x = (torch.randn(3, 8) * 1e-3).to(dtype)  # its squares are near eps
+    expected = [norm(x) for norm in model]
+    report = apply_to(model, ops="rmsnorm")
+    for norm, wanted in zip(model, expected):
+        torch.testing.assert_close(norm(x), wanted)
+    assert report.calls["rmsnorm"] == 2 and not report.fallbacks
 
 
 def test_modules_that_look_like_norms_are_left_alone():

@@ -95,11 +95,15 @@ PROGRAMS = {
     "rms norm of a difference": ("rmsnorm", rms_difference, (X, W), ()),
     "torch's rms norm": ("rmsnorm", rms_torch, (X, W), ()),
     "layer norm": ("layernorm", layer, (X, W, W), ()),
+    "torch's rms norm with its eps": ("rmsnorm", lambda x, w: F.rms_norm(x, (16,), w), (X, W), ()),
+    "layer norm with torch's eps": ("layernorm", lambda x, w, b: F.layer_norm(x, (16,), w, b), (X, W, W), ()),
     "silu gate": ("swiglu", lambda a, b: F.silu(a) * b, (X, X), ()),
     "gelu gate": ("geglu", lambda a, b: b * F.gelu(a, approximate="tanh"), (X, X), ()),
     "low rank": ("lora", lambda y, x, a, b: y + F.linear(F.linear(x, a), b) * 0.5, (X, X, (3, 16), (16, 3)), ()),
     "low rank by products": ("lora", lambda y, x, a, b: x @ a.t() @ b.mT * 0.5 + y, (X, X, (3, 16), (16, 3)), ()),
     "loss of a last layer": ("linear_cross_entropy", loss, (X, (11, 16)), (CLASSES,)),
+    "loss of a product": ("linear_cross_entropy", lambda x, w, t: F.cross_entropy((x @ w.t()).view(-1, 11), t.view(-1)), (X, (11, 16)), (CLASSES,)),
+    "loss of a product with a bias": ("linear_cross_entropy", lambda x, w, b, t: F.cross_entropy((b + x @ w.T).view(-1, 11), t.view(-1)), (X, (11, 16), (11,)), (CLASSES,)),
     "loss of a capped, cut last layer": ("linear_cross_entropy", shifted_loss, (X, (11, 16)), (CLASSES,)),
 }
 
@@ -128,6 +132,14 @@ def test_replaced_with_gradients(name, dtype):
     for found, right in zip(got, results(program, wide)):
         scale = max(1.0, right.abs().max().item())
         torch.testing.assert_close(found.double(), right.double(), rtol=0, atol=(8 * eps if dtype == torch.bfloat16 else 256 * eps) * scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_eps_of_torch_is_that_of_the_dtype_it_computes_in(dtype):
+    x, w = (normal(4, 16) * 1e-3).to(dtype), normal(16, seed=1, dtype=dtype)
+    compiled = torch.compile(lambda x, w: F.rms_norm(x, (16,), w), backend=BACKEND)
+    torch.testing.assert_close(compiled(x, w), F.rms_norm(x, (16,), w))
+    assert replaced() == {"rmsnorm": {"replaced": 1}}
 
 
 def test_every_row_of_the_table_is_tried():
