@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,9 +20,9 @@ from ..runtime.bind.operator import Operator
 from ..runtime.bounded_cache import BoundedCache
 from ..runtime.log import log, warn_once
 from ..runtime.path_counters import count
-from .captures import _PLAIN, State, state_of
+from .captures import _PLAIN, State, setting, state_of
 from .sizes import Sizes
-from .tracing import Traced, at, decided, trace
+from .tracing import Traced, at, decided, is_of_user, is_tracing, place_text, trace
 from .unsupported import UnsupportedOperation
 from .values import SEED, Source
 from .writer import CARRIER, WrittenProgram, cast_word, write
@@ -187,9 +188,9 @@ class Fused:
         tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
         objects = [(f"argument{k}", v) for k, v in enumerate(leaves) if not isinstance(v, (torch.Tensor, *_PLAIN))]
         state = state_of(self.function, objects)
-        plain = tuple((type(v), v) if isinstance(v, _PLAIN) else None if isinstance(v, torch.Tensor) else type(v) for v in leaves)
+        plain = tuple(setting(v) if isinstance(v, _PLAIN) else None if isinstance(v, torch.Tensor) else type(v) for v in leaves)
         every = [*tensors, *(stand_ins.get(id(t), t) for t in state.tensors)]
-        key = (spec, plain, tuple(map(_kind, tensors)), tuple(state.key), torch.is_grad_enabled(), _autocast(every))
+        key = (spec, plain, tuple(map(_kind, tensors)), tuple(state.key), torch.is_grad_enabled(), torch.get_default_dtype(), _autocast(every))
         try:
             program = self.program(key, leaves, spec, tensors, state)
             if program.without_gradient is not None and torch.is_grad_enabled() and any(t.requires_grad for t in every):
@@ -227,8 +228,8 @@ class Fused:
                 raise
             except Exception as error:
                 self.explain(error, leaves, spec)
-                why, (_, place) = f"tracing raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", getattr(error, "decided", None) or (None, "")
-                known.append(_refused(UnsupportedOperation("this function", why, place), error))
+                why = f"tracing raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                known.append(_refused(UnsupportedOperation("this function", why, _user_line(error)), error))
                 raise known[-1] from error  # type: ignore[misc]
             known.append(made)
             self.last = made
@@ -250,6 +251,8 @@ class Fused:
 
         if not tensors:
             raise UnsupportedOperation("a call without tensors")
+        if any(torch._C._functorch.is_gradtrackingtensor(t) for t in tensors):
+            raise UnsupportedOperation("torch.func.grad, vjp and jvp of a fused function", allowed="backward, torch.autograd.grad")
         for t in (*tensors, *state.tensors):
             if t.is_complex() or t.layout != torch.strided or t.is_nested:
                 raise UnsupportedOperation(f"a tensor of {t.dtype}, {t.layout}")
@@ -265,7 +268,7 @@ class Fused:
         try:
             return self.written(traced, interpreter, leaves, spec, stand_ins, state)
         except UnsupportedOperation as error:
-            error.decided = decided(traced.env, traced.symbols), ""
+            error.decided = decided(traced.env, traced.symbols)
             raise
 
     def written(self, traced: Traced, interpreter: Any, leaves: list, spec: Any, stand_ins: list[torch.Tensor], state: State) -> Compiled:
@@ -273,8 +276,9 @@ class Fused:
         results = interpreter.run()
         builder, sizes = interpreter.builder, Sizes(traced.env)
         flat_result, structure = tree_flatten(traced.result)
+        _refuse_hidden_tensors(flat_result)
         places = iter(range(len(results)))
-        found = tuple(_Tensor(next(places)) if isinstance(v, torch.Tensor) else sizes.of(v) if isinstance(v, torch.SymInt) else v for v in flat_result)
+        found = tuple(_Tensor(next(places)) if isinstance(v, torch.Tensor) else _of_sizes(v, sizes) for v in flat_result)
         names = [*self.argument_names(leaves, spec), *state.names, *("table" for _ in interpreter.constants)]
         wanted = [_output_name(self.name, k, len(results), traced, interpreter) for k in range(len(results))]
         for k, node in enumerate(next(n for n in traced.module.graph.nodes if n.op == "output").args[0]):
@@ -337,13 +341,36 @@ class Fused:
         return [names.get(k, "a") for k, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
 
 
+def _refuse_hidden_tensors(leaves: list) -> None:
+    """Refuse results of classes that torch's trees do not know, where they hold tensors: those would be the trace's."""
+    for value in leaves:
+        held = State()
+        if not isinstance(value, torch.Tensor):
+            held.add(value, "result")
+        if held.tensors:
+            raise UnsupportedOperation(f"a result of class {type(value).__name__}", why="it holds tensors", allowed="tensors, tuples, lists, dicts, classes registered in torch.utils._pytree")
+
+
+def _of_sizes(value: Any, sizes: Sizes) -> Any:
+    """Return a result that is no tensor; what is made of sizes as an expression of them, a comparison as a guard."""
+    if isinstance(value, torch.SymInt):
+        return sizes.of(value)
+    return value.node.expr if isinstance(value, torch.SymFloat) else bool(value) if isinstance(value, torch.SymBool) else value
+
+
+def _user_line(error: BaseException) -> str:
+    """Return the innermost line of an error's traceback that is neither torch's nor ours."""
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_of_user(frame)]
+    return place_text(lines[-1]) if lines else ""
+
+
 def _refused(error: UnsupportedOperation, source: Exception) -> UnsupportedOperation:
     """Note for which sizes an error holds: those of which the trace decided alike."""
     found: Any = source
     while found is not None and getattr(found, "decided", None) is None:
         found = found.__cause__
     if found is not None:
-        (guards, symbols), _ = found.decided
+        guards, symbols = found.decided
         error.applies = lambda tensors: all(bool(evaluated(g, {s: tensors[k].shape[dim] for s, (k, dim) in symbols.items()})) for g in guards)
     return error
 
@@ -467,7 +494,13 @@ class _FusedFunction:
             if _ready(self.number):  # it closes over tensors: Dynamo sees the function itself
                 return self.function(*args, **kwargs)
             return _in_graph(self.number, [], args, kwargs)
-        return self.state(*args, **kwargs)
+        return self.function(*args, **kwargs) if is_tracing() else self.state(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict) -> _FusedFunction:
+        return self  # as of functions
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # pickled by name, as functions are
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -487,8 +520,17 @@ class FusedModule(torch.nn.Module):
 
     def __init__(self, module: torch.nn.Module, fallback: bool, name: str | None):
         super().__init__()
-        self.module = module
+        self.module, self._settings = module, (fallback, name)
         self._fused = _FusedFunction(module.forward, Fused(module.forward, fallback, name or type(module).__name__))
+
+    def __getstate__(self) -> dict:
+        return {k: v for k, v in super().__getstate__().items() if k != "_fused"}  # type: ignore[misc]
+
+    def __setstate__(self, state: dict) -> None:
+        """Make a copy, or an unpickled module, with programs of its own."""
+        super().__setstate__(state)
+        fallback, name = self._settings
+        self._fused = _FusedFunction(self.module.forward, Fused(self.module.forward, fallback, name or type(self.module).__name__))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if _compiling():

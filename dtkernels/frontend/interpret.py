@@ -131,6 +131,8 @@ class Interpreter:
         held = getattr(held, "constant", None) if isinstance(held, FakeTensor) else held
         if held is None:
             raise UnsupportedOperation("a tensor that is neither an argument nor closed over", allowed="an argument, torch.tensor([...])")
+        if not isinstance(held, torch.Tensor):
+            raise UnsupportedOperation(f"a {type(held).__name__} of one's own", allowed="tensors, numbers")
         if held.is_complex() or held.layout != torch.strided or held.is_nested:
             raise UnsupportedOperation(f"a tensor of {held.dtype}, {held.layout}")
         if held.numel() == 1:

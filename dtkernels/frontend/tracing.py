@@ -67,7 +67,7 @@ def trace(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Ten
 
 def _lacking(node: torch.fx.Node, traced: Traced) -> UnsupportedOperation:
     error = UnsupportedOperation(_named(node), place=place_text(traced.places.get(node)))
-    error.decided = decided(traced.env, traced.symbols), ""
+    error.decided = decided(traced.env, traced.symbols)
     return error
 
 
@@ -151,7 +151,7 @@ def _trace(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Te
             with mode:
                 module = make_fx(run, decomposition_table=table, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*stand_ins)
         except Exception as error:
-            error.decided = decided(env, symbols), place_text(places.now)  # type: ignore[attr-defined]  # read by fused_function
+            error.decided = decided(env, symbols)  # type: ignore[attr-defined]  # read by fused_function
             raise
     return Traced(module, env, symbols, places.found(module), results[-1], places.custom)
 
@@ -202,11 +202,15 @@ def _from_the_end(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
     return iter(reversed(graph.nodes))
 
 
+def is_of_user(frame: Any) -> bool:
+    return not frame.f_code.co_filename.startswith((*_OWN, "<frozen"))
+
+
 def _user_place() -> Place | None:
     """Return the innermost frame that is neither torch's nor ours."""
     frame = sys._getframe(2)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith((*_OWN, "<frozen")):
+        if is_of_user(frame):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
     return None
@@ -223,6 +227,11 @@ def _noted_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if (places := getattr(_watching, "places", None)) is not None:
         places.custom.append((cls.__name__, _user_place()))
     return _apply.__get__(None, cls)(*args, **kwargs)
+
+
+def is_tracing() -> bool:
+    """Tell whether this thread traces a function: what it calls then runs as it is written."""
+    return getattr(_watching, "places", None) is not None
 
 
 @contextmanager
