@@ -13,6 +13,7 @@ import torch
 
 #: settings: their values are part of the key of a program
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(Ellipsis), slice, range, complex)
+_EXACT = frozenset({bool, int, str, bytes, type(None), torch.dtype, torch.device})  #: compared and hashed as they are
 _NOTHING = (types.ModuleType, type, types.BuiltinFunctionType)
 _WITHOUT_SETTINGS = frozenset({"torch", "dtkernels", "numpy", *sys.stdlib_module_names}) - {"__main__"}  #: packages whose attributes are not read
 DEPTH = 6
@@ -53,10 +54,15 @@ class State:
 
     def add(self, value: Any, name: str, depth: int = 0) -> None:
         """Read a value and all that can be reached from it."""
-        if isinstance(value, _PLAIN):
+        kind = type(value)
+        if kind in _EXACT:
+            self.key.append((name, kind, value))
+        elif kind is Same:
+            self.key.append((name, value))
+        elif isinstance(value, _PLAIN):
             self.key.append((name, *setting(value)))
-        elif isinstance(value, (Same, *_NOTHING)):
-            self.key.append((name, value if isinstance(value, Same) else Same(value)))
+        elif isinstance(value, _NOTHING):
+            self.key.append((name, Same(value)))
         elif (number := self._seen.get(id(value))) is not None:
             self.key.append((name, number))
         elif isinstance(value, torch.Tensor):
@@ -68,13 +74,15 @@ class State:
             self.key.append((name, Same(value)))
         else:
             self._seen[id(value)] = len(self._seen)
-            self.key.append((name, type(value)))
+            self.key.append((name, kind))
             for part, inner in parts:
                 self.add(inner, part, depth + 1)
 
 
 def _parts(value: Any) -> Iterable[tuple[str, Any]] | None:
     """Return (name, value) of the parts of a value; None if it is compared as a whole, by identity."""
+    if isinstance(value, torch.nn.Module):
+        return _of_module(value)
     if isinstance(value, types.MethodType):
         return ("self", value.__self__), ("method", value.__func__)
     if isinstance(value, types.FunctionType):
@@ -85,10 +93,8 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]] | None:
         return ((str(k), v) for k, v in value.items())
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return ((f"item{k}", v) for k, v in enumerate(value))
-    if isinstance(value, torch.nn.Module):
-        return _of_module(value)
     if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
-        return ("numbers", value.tobytes()), ("shape", value.shape), ("dtype", str(value.dtype))
+        return ("numbers", value.tobytes()), ("shape", str(value.shape)), ("dtype", str(value.dtype))
     if type(value).__module__.startswith("dtkernels.") and hasattr(value, "__wrapped__"):
         return (("wrapped", value.__wrapped__),)  # another fused function
     if type(value).__module__.split(".")[0] in ("torch", "dtkernels"):
@@ -127,7 +133,7 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for k, value in enumerate(function.__defaults__ or ()):
         yield f"default{k}", value
     yield from (function.__kwdefaults__ or {}).items()
-    named = tuple(_global_names(function.__code__))
+    named = _global_names(function.__code__)
     for name in named:
         if name not in function.__globals__:
             continue
@@ -138,11 +144,11 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield from ((n, held[n]) for n in named if n in held and isinstance(held[n], (torch.Tensor, *_PLAIN)))
 
 
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _global_names(inner)
+@functools.lru_cache(4096)
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names of globals and attributes in a function's code, and in that of functions within it."""
+    inner = (_global_names(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return tuple(dict.fromkeys((*code.co_names, *(name for names in inner for name in names))))
 
 
 def state_of(function: Callable, objects: list[tuple[str, Any]]) -> State:

@@ -500,7 +500,7 @@ class _FusedFunction:
         return self  # as of functions
 
     def __reduce__(self) -> str:
-        return self.__qualname__  # pickled by name, as functions are
+        return str(vars(self)["__qualname__"])  # pickled by name, as functions are
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)

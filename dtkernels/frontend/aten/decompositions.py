@@ -103,6 +103,16 @@ def randint_like(x: torch.Tensor, *bounds: int, dtype: torch.dtype | None = None
     return whole(torch.rand(x.shape, device=x.device), low, high, dtype or x.dtype)
 
 
+@decomposes("fmax")
+def fmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, torch.maximum(x, y)))
+
+
+@decomposes("fmin")
+def fmin(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, torch.minimum(x, y)))
+
+
 @decomposes("signbit")
 def signbit(x: torch.Tensor) -> torch.Tensor:
     return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0

@@ -32,4 +32,7 @@ def supported() -> dict[str, tuple[str, ...]]:
     """Return the supported ATen operations by group."""
     from . import creation, elementwise, indexing, networks, products, randomness, reductions, scans, scatters, views, windows  # noqa: F401  # they fill the table
 
-    return {group: tuple(sorted(names)) for group, names in GROUPS.items()}
+    from .decompositions import DECOMPOSITIONS, FUNCTIONS
+
+    others = {*(name.rstrip("_") for name in DECOMPOSITIONS), *(function.__name__ for function in FUNCTIONS)}
+    return {**{group: tuple(sorted(names)) for group, names in GROUPS.items()}, "written in others": tuple(sorted(others))}
