@@ -21,6 +21,7 @@ from .unsupported import UnsupportedOperation
 Place = tuple[str, int]
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _REQUIRES_GRAD, _DATA = torch.Tensor.requires_grad.__get__, torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_AUGMENTED = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")}
 MOST_RETRACES = 8  #: each takes operations apart that the table lacks
 
 
@@ -181,6 +182,8 @@ class Places(TorchFunctionMode):
         self.now = _user_place() or self.now
         if function == _REQUIRES_GRAD and not sys._getframe(1).f_code.co_filename.startswith(_OWN):
             raise UnsupportedOperation("requires_grad", why="stand-ins need no gradient", allowed="a flag among the arguments").at(place_text(self.now))
+        if args and _changes_first(function) and type(args[0]) in (torch.Tensor, torch.nn.Parameter):  # no stand-in: torch would change it now
+            raise UnsupportedOperation("changing a tensor in place that it closes over", allowed="a new tensor").at(place_text(self.now))
         function = torch.Tensor.detach if function == _DATA else FUNCTIONS.get(function, function)  # a trace does not see where ``data`` comes from
         result = function(*args, **(kwargs or {}))
         from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -196,6 +199,12 @@ class Places(TorchFunctionMode):
 
     def found(self, module: torch.fx.GraphModule) -> dict[torch.fx.Node, Place]:
         return {node: self.by_name[node.name] for node in module.graph.nodes if node.name in self.by_name}
+
+
+def _changes_first(function: Any) -> bool:
+    """Tell whether a function of torch changes its first argument, by its name: ``add_``, ``__setitem__``, ``__iadd__``."""
+    name = getattr(function, "__name__", "")
+    return name == "__setitem__" or name.endswith("_") and not name.startswith("_") or name in _AUGMENTED
 
 
 def _from_the_end(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:

@@ -31,7 +31,6 @@ def op(*names: str, group: str, view: bool = False) -> Callable[[Callable[..., A
 def supported() -> dict[str, tuple[str, ...]]:
     """Return the supported ATen operations by group."""
     from . import creation, elementwise, indexing, networks, products, randomness, reductions, scans, scatters, views, windows  # noqa: F401  # they fill the table
-
     from .decompositions import DECOMPOSITIONS, FUNCTIONS
 
     others = {*(name.rstrip("_") for name in DECOMPOSITIONS), *(function.__name__ for function in FUNCTIONS)}

@@ -148,3 +148,17 @@ def test_results_made_of_sizes_and_classes_that_torch_does_not_know():
     with pytest.raises(UnsupportedOperation, match="test_fuse_state.py:.*a Generator of one's own"):
         generator = torch.Generator()
         dtkernels.fuse(lambda x: x + torch.rand(6, generator=generator))(X)
+
+
+def test_a_closed_over_tensor_is_not_changed_by_a_trace():
+    held = torch.ones(3)
+    for change in (lambda x: held.add_(5.0), lambda x: held.__iadd__(5.0), lambda x: held[1:].mul_(2.0), lambda x: held.__setitem__(0, 5.0), lambda x: held.copy_(x[0, :3])):
+        with pytest.raises(UnsupportedOperation, match="changing (a tensor in place that it closes over|an argument in place)"):
+            dtkernels.fuse(lambda x, change=change: (change(x), x * 2)[1])(X)
+    assert held.tolist() == [1, 1, 1]
+    ours = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    theirs, fused = copy.deepcopy(ours), dtkernels.fuse(ours, fallback=True)
+    for _ in range(2):
+        torch.testing.assert_close(fused(X), theirs(X))
+    for one, other in zip(ours.buffers(), theirs.buffers()):
+        assert torch.equal(one, other)
