@@ -14,7 +14,7 @@ from dtkernels.runtime.build.source_cache import load_module
 from dtkernels.runtime.build.triton_compile import build, record_launches
 
 H200 = target("h200")
-CHOSEN = ("infonce", "clip", "diag", "trace", "bdiag1", "bdiag2", "diagmul", "aaprod", "bag", "baglse", "gdot", "gdot1", "nested", "attpos", "attpaged")
+CHOSEN = ("router", "infonce", "clip", "diag", "trace", "bdiag1", "bdiag2", "diagmul", "aaprod", "bag", "baglse", "gdot", "gdot1", "nested", "attpos", "attpaged")
 
 
 def launches(program, tensors: list) -> list:
