@@ -10,7 +10,7 @@ def index(below: int, *shape: int) -> tuple:
 
 
 def routed(s, b):
-    w = s.sigmoid().gather(1, torch.topk(s + b, 2, -1).indices)
+    w = (s + b).sigmoid().gather(1, torch.topk(s + b, 2, -1).indices)
     return w / w.sum(-1, keepdim=True)
 
 
@@ -21,7 +21,7 @@ def contrast(s):
 #: name -> (algorithm, in torch, shapes of its inputs, shapes in use)
 FORMS = {
     "router": (  # the gradient reads the saved places in an index
-        "Func p, w, n, f; In S, B; Var y, z; RVar u; Extent z = 2; p[y, z] = rargtopk(S[y, u] + B[u], u, z); w[y, z] = sigmoid(S[y, p[y, z]]); n[y] = rsum(w[y, z], z); f[y, z] = w[y, z] / n[y];",
+        "Func p, w, n, f; In S, B; Var y, z; RVar u; Extent z = 2; p[y, z] = rargtopk(S[y, u] + B[u], u, z); w[y, z] = sigmoid(S[y, p[y, z]] + B[p[y, z]]); n[y] = rsum(w[y, z], z); f[y, z] = w[y, z] / n[y];",
         lambda S, B: routed(S, B),
         {"S": (37, 20), "B": (20,)},
         {"S": (4096, 64), "B": (64,)},
