@@ -84,18 +84,18 @@ def choose_saved_tensors(
     kept = tuple(p for p in products if p in backward and backward[p] == forward[p] and not _compared(p, backward))
     backward = _needed(_read_outputs(backward, kept), grads)
     kept = tuple(p for p in kept if p in backward.inputs)
-    backward = _whole_as_in_forward(keep_extents(with_plain_vars(backward) if kept else backward, forward), forward)
+    backward = _integers_as_in_forward(keep_extents(with_plain_vars(backward) if kept else backward, forward), forward)
     used = tuple(e for e in extra if e.name in backward.inputs)
     with_extra = forward.with_definitions(forward.definitions + used) if used else forward
     return SavedTensors(with_extra, backward, tuple(e.name for e in used), kept)
 
 
-def _whole_as_in_forward(backward: Algorithm, forward: Algorithm) -> Algorithm:
+def _integers_as_in_forward(backward: Algorithm, forward: Algorithm) -> Algorithm:
     """Cast Funcs that hold integers in ``forward`` where they are made of saved places alone, which are inputs: such a Func may stand in an index."""
-    whole = {f: dtype for f, dtype in forward.whole_funcs.items() if dtype != "bool" and f in backward and f not in backward.whole_funcs}
-    if not whole:
+    integers = {f: dtype for f, dtype in forward.integer_funcs.items() if dtype != "bool" and f in backward and f not in backward.integer_funcs}
+    if not integers:
         return backward
-    return backward.with_definitions(tuple(replace(d, expr=ex.Cast(d.expr, whole[d.name])) if d.name in whole else d for d in backward.definitions))
+    return backward.with_definitions(tuple(replace(d, expr=ex.Cast(d.expr, integers[d.name])) if d.name in integers else d for d in backward.definitions))
 
 
 def sums_of_exponentials(forward: Algorithm, outputs: tuple[str, ...]) -> list[tuple[Definition, ex.Expr]]:
