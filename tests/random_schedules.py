@@ -185,8 +185,8 @@ class Scheduler:
         blocks = {label: tiles[label] * self.pick([1, 1, 2, 3]) or 16 for label in own if not self.chance(3)}
         while tiles and len(members) * math.prod(self.trips(label, tiles[label], blocks.get(label)) for label in labels) > STEPS:
             label = max(labels, key=lambda label: self.trips(label, tiles[label], blocks.get(label)))
-            tiles[label] = 16
-            blocks |= {label: 16} if label in blocks else {}
+            tiles[label] = 16 if tiles[label] < 16 else 2 * tiles[label]
+            blocks |= {label: tiles[label]} if label in blocks else {}
         tiles |= {label: block for label, block in blocks.items() if block & (block - 1) and self.chance(4)}  # in parts
         statements = [Primitive(root, "tensorize", (Sized(label, tile),)) for label, tile in tiles.items() if tile != 1]
         statements += [Primitive(root, "block", (Sized(label, block),)) for label, block in blocks.items()]
