@@ -133,7 +133,7 @@ def _agrees(shown: str, made: str) -> bool:
 def _renewed(shown: str, made: str) -> str:
     """``made``, shortened by `...` where ``shown`` is, if the lines between which it is shortened are still there."""
     new, found, lines = made.splitlines(), [], shown.splitlines()
-    if not lines:
+    if "..." not in lines:
         return made
     for part in [p.strip("\n").splitlines() for p in re.split(r"^\.\.\.$", "\n".join(lines), flags=re.MULTILINE)]:
         found += ["..."] if found or lines[0] == "..." else []

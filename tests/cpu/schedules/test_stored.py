@@ -19,7 +19,7 @@ WRITTEN = {"funcs": "m, e, d, f", "shift": "m[x] = rmax(A[x, y], y); ", "less": 
 @pytest.mark.parametrize("form, more, moving", [(DERIVED, "e.store();", "d_shift"), (WRITTEN, "m.fuse_at(d, y); e.store();", "m"),
                                                 (WRITTEN, "m.fuse_at(d, y); f.compile(); d.compile(); e.compile();", "m")])  # fmt: skip
 def test_what_moves_with_an_unfinished_maximum_is_not_stored(form, more, moving):
-    with pytest.raises(dtkernels.DTError, match=f"made from what is finished: found e, by {moving}, in the loop over y .*; allowed: tensorize\\(y:0\\), or e"):
+    with pytest.raises(dtkernels.DTError, match=f"made from finished reductions: found e, by {moving}, in the loop over y .*; allowed: tensorize\\(y:0\\), or e"):
         dtkernels.compile(SOFTMAX.format(tile=16, more=more, **form))
 
 
