@@ -184,3 +184,11 @@ def test_an_op_that_reads_no_tensor_with_its_parameters_says_so():
     spec = Spec("found", "Found at random.", parse("Func f; In A; SIn t; RVar z; Param flag = false; f[] = t - where(flag, ceil(t), rsum(A[z], z));"))
     with pytest.raises(ValueError, match="^found: reads no tensor with flag=True; allowed: parameters with which it reads one$"):
         Operator(spec)(torch.rand(3), 2.5, flag=True)
+
+
+@pytest.mark.parametrize("number", ["0", "0.1", "-inf"])
+def test_a_cast_of_a_number_is_rounded_and_is_no_integer(number):
+    """In a kernel that makes parts of a sum, constants are worked out."""
+    check(f"""Func c, g, m, f; In A, B, D; SIn s; Var x; RVar y; Extent x = 20; c[] = cast({number}, fp16); g[y] = exp(c[]) - A[y, y] * 3;
+    m[] = rmax(g[y] * B[y], y) * (s - 2); f[x] = m[] + D[x]; c.fuse_at(g, y); g.fuse_at(m, y); m.fuse_at(f, x); f.tensorize(x:16, y:4); f.block(y:4);""",
+          torch.rand(16, 16), torch.rand(16), torch.rand(20), 2.5)  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ....lang.expr import DTYPES
 from ...ir.nest import Accumulator, Assign, Const, Guard, Let, Load, Local, Loop, Op, Statement, Store, Tile, TileDot, TileReduce
 from ...lower.reduction_terms import LEAST_KEY
 
@@ -117,8 +118,8 @@ def _simplify_op(tile: Op, fn: str, args: tuple[Tile, ...]) -> Tile:
             return b if _is_constant(a, math.inf) else a
         case ("where", (_, a, b)) if a == b or isinstance(b, Const) and not isinstance(b.value, bool) and _is_constant(a, b.value):
             return a
-        case (cast, (Const() as a,)) if cast.startswith("cast:"):
-            return a
+        case (cast, (Const(value),)) if cast.startswith("cast:") and cast[5:] in DTYPES and (value == 0 or math.isinf(value)):  # others are rounded
+            return Const(float(value))
     return tile
 
 
