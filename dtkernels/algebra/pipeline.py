@@ -123,7 +123,8 @@ GRADIENT_RULES = (
 
 
 def _fold_constants(algorithm: Algorithm, context: Context) -> Algorithm:
-    return keep_extents(drop_unused(fold_constants(algorithm.limited_to(context.outputs))), context.bound)
+    folded = fold_constants(algorithm.limited_to(context.outputs))
+    return keep_extents(drop_unused(folded.limited_to(context.outputs)), context.bound)
 
 
 def apply_rules(rules: tuple[Rule, ...], algorithm: Algorithm, context: Context) -> Iterator[tuple[Rule, Algorithm]]:

@@ -26,7 +26,7 @@ def causal_program_order(shape: SchedulingProblem, root: str, members: list[str]
     outside: list[str] = []
     order: list[tuple[str, str, int]] = [(row, "", 0)]
     for i, label in enumerate(reversed(rest), 1):
-        blocks = -(-shape.sizes[label] // block[label])
+        blocks = max(1, -(-shape.sizes[label] // block[label]))
         if fit >= (NEAR * blocks if i == len(rest) else blocks):
             order.insert(1, (label, "", 0))
             fit //= blocks
@@ -76,4 +76,4 @@ def _bytes(shape: SchedulingProblem, root: str, access: ex.Access, rest: list[st
         size = 1 if labels & set(rest) else max((shape.sizes.get(label, 1) for label in labels), default=1)
         count, shared = (count * size, shared) if labels <= known else (count, shared * size)
     meant = math.prod(shape.sizes[label] for label in rest if label not in ex.free_labels(access))
-    return count * max(1, shared // meant) * shape.itemsize
+    return count * max(1, shared // max(1, meant)) * shape.itemsize

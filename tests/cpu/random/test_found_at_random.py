@@ -192,3 +192,17 @@ def test_a_cast_of_a_number_is_rounded_and_is_no_integer(number):
     check(f"""Func c, g, m, f; In A, B, D; SIn s; Var x; RVar y; Extent x = 20; c[] = cast({number}, fp16); g[y] = exp(c[]) - A[y, y] * 3;
     m[] = rmax(g[y] * B[y], y) * (s - 2); f[x] = m[] + D[x]; c.fuse_at(g, y); g.fuse_at(m, y); m.fuse_at(f, x); f.tensorize(x:16, y:4); f.block(y:4);""",
           torch.rand(16, 16), torch.rand(16), torch.rand(20), 2.5)  # fmt: skip
+
+
+def test_what_a_constant_choice_leaves_without_use_has_no_kernel():
+    op = op_of("""Func g, f; In A, T, B, C; Var y, z, k, l; RVar x; Extent k = 2;
+    g[y, l, z, k] = where(l < (y + 1) % 4, log(abs(rmin(T[x, y, l], x)) + 0.5), rsum(exp(A[l, k] * B[x]), x)); f[z] = g[0, 0, z, z - z] - C[z];""")
+    a, t, b, c = torch.rand(3, 2), torch.rand(2, 4, 3), torch.rand(5), torch.rand(2)
+    want = ((t[:, 0, 0].min(0).values.abs() + 0.5).log() - c)
+    torch.testing.assert_close(op(a, t, b, c), want)
+
+
+def test_the_order_of_programs_of_nothing():
+    op = op_of("""Func s, e, d, f; In Q, K, V; Var h, m, n; RVar l, k; s[h, m, l] = rdot(Q[h, m, k], K[h, l, k], k); e[h, m, l] = exp(where(l <= m, s[h, m, l], -inf));
+    d[h, m] = rsum(e[h, m, l], l); f[h, m, n] = rdot(e[h, m, l], V[h, l, n], l) / d[h, m];""")
+    assert op(torch.rand(0, 3, 4), torch.rand(0, 5, 4), torch.rand(0, 5, 4)).shape == (0, 3, 4)
