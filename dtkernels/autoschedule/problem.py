@@ -51,6 +51,11 @@ class SchedulingProblem:
         """What the cost model needs of the algorithm."""
         return Known.of(self.algorithm, self.outputs)
 
+    @cached_property
+    def narrow(self) -> frozenset[str]:
+        """The Funcs that are not stored in float32 between kernels."""
+        return narrow_buffers(self.algorithm)
+
     def is_short(self, label: str) -> bool:
         """Return whether a label counts a few values and indexes no input, as the ranks of ``rtopk``: a block of sums holds it whole."""
         read = (a for d in self.algorithm.definitions for a in ex.accesses(d.expr) if a.tensor in self.algorithm.inputs)
@@ -70,7 +75,7 @@ class SchedulingProblem:
         """Return the bytes of an element of a Func that lies between kernels, or is an output."""
         if func in self.outputs:
             return min(self.itemsize, 4)
-        return cast_bytes(self.algorithm, func) or (min(self.itemsize, 4) if func in narrow_buffers(self.algorithm) else 4)
+        return cast_bytes(self.algorithm, func) or (min(self.itemsize, 4) if func in self.narrow else 4)
 
     def result_bytes(self) -> int:
         """Return bytes an element of the outputs."""

@@ -359,6 +359,11 @@ def accesses(expr: Expr) -> Iterator[Access]:
     return iter(expr._accesses)
 
 
+def own_labels(dot: Dot) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the labels that only the left operand has, and those that only the right one has: rows and columns of a product of matrices."""
+    return free_labels(dot.left) - free_labels(dot.right), free_labels(dot.right) - free_labels(dot.left)
+
+
 def reductions(expr: Expr) -> Iterator[Reduce | Dot]:
     """Iterate over every reduction and product in ``expr``."""
     return iter(expr._reductions)

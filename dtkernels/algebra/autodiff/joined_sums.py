@@ -45,4 +45,4 @@ def _is_made_of_products(node: ex.Expr) -> bool:
     """Return whether terms of a sum have products with labels beside the sum's own on both sides: matrices, not rows."""
     own = {*node.labels}  # type: ignore[attr-defined]
     dots = (n for n in node.walk() if isinstance(n, ex.Dot))
-    return any(ex.free_labels(n.left) - ex.free_labels(n.right) - own and ex.free_labels(n.right) - ex.free_labels(n.left) - own for n in dots)
+    return any(all(labels - own for labels in ex.own_labels(n)) for n in dots)

@@ -30,7 +30,7 @@ def _is_matrix_product(d: Definition) -> bool:
     """Return whether a definition holds a product of whose operands each has a label that the other lacks, and no scan nor a cast."""
     if isinstance(d.expr, (ex.Cast, ex.Write)):
         return False
-    return any(isinstance(n, ex.Dot) and ex.free_labels(n.left) - ex.free_labels(n.right) and ex.free_labels(n.right) - ex.free_labels(n.left) for n in d.expr.walk())
+    return any(isinstance(n, ex.Dot) and all(ex.own_labels(n)) for n in d.expr.walk())
 
 
 class _Reads:

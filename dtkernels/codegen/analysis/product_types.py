@@ -17,6 +17,7 @@ from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ..ir.nest import DescriptorLoad, Let, Load, Local, TileDot, loaded, statements, values
 from .dtype_propagation import narrow_buffers, operands_only, product_inputs, value_inputs
+from .normalized_products import normalized_products
 
 if TYPE_CHECKING:
     from ..ir.nest import Kernel
@@ -39,7 +40,7 @@ def typed_buffers(algorithm: Algorithm) -> dict[str, OperandType | None]:
     only = operands_only(algorithm)
     wanted = {t: _widest(types) for t, types in _operand_types(algorithm).items() if t in only}
     found = {t: w for t, w in sorted(wanted.items()) if w is not None and not w.float8}
-    return found | dict.fromkeys(sorted(narrow_buffers(algorithm) - only))
+    return found | dict.fromkeys(sorted(normalized_products(algorithm) - only))
 
 
 def _widest(types: set[OperandType]) -> OperandType | None:
