@@ -23,3 +23,9 @@ class UnsupportedOperation(NotImplementedError):
         text = f"{self.place + ': ' if self.place else ''}dtkernels.fuse does not support {self.operation}"
         text += f": {self.why}" if self.why else ""
         return text + (f"; allowed: {self.allowed}" if self.allowed else "")
+
+
+def refuse_generator(generator: Any) -> None:
+    """Refuse a generator of random numbers that is passed to an operation."""
+    if generator is not None:
+        raise UnsupportedOperation("a generator of one's own", allowed="torch's default generator")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..unsupported import UnsupportedOperation
+from ..unsupported import UnsupportedOperation, refuse_generator
 
 #: by name without overload; the name of an in-place form ends in an underscore
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {}
@@ -56,14 +56,9 @@ def trilinear(i1: torch.Tensor, i2: torch.Tensor, i3: torch.Tensor, expand1: Any
     return (i1 * i2 * i3).sum(sumdim)
 
 
-def default_generator(generator: Any) -> None:
-    if generator is not None:
-        raise UnsupportedOperation("a generator of one's own", allowed="torch's default generator")
-
-
 @decomposes("normal")
 def normal(mean: Any, std: Any = 1.0, size: Any = None, *, generator: Any = None, **kwargs: Any) -> torch.Tensor:
-    default_generator(generator)
+    refuse_generator(generator)
     like = next((t for t in (mean, std) if isinstance(t, torch.Tensor)), None)
     if like is None:
         return torch.randn(size, **kwargs) * std + mean
@@ -72,13 +67,13 @@ def normal(mean: Any, std: Any = 1.0, size: Any = None, *, generator: Any = None
 
 @decomposes("normal_")
 def normal_in_place(x: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> torch.Tensor:
-    default_generator(generator)
+    refuse_generator(generator)
     return x.copy_(torch.randn_like(x) * std + mean)
 
 
 @decomposes("uniform_")
 def uniform_in_place(x: torch.Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> torch.Tensor:
-    default_generator(generator)
+    refuse_generator(generator)
     return x.copy_(torch.rand_like(x) * (high - low) + low)
 
 
@@ -91,7 +86,7 @@ def whole(uniform: torch.Tensor, low: int, high: int, dtype: torch.dtype) -> tor
 
 @decomposes("randint")
 def randint(*bounds_and_size: Any, dtype: torch.dtype | None = None, generator: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> torch.Tensor:
-    default_generator(generator)
+    refuse_generator(generator)
     *bounds, size = bounds_and_size
     low, high = bounds if len(bounds) == 2 else (0, bounds[0])
     return whole(torch.rand(size, device=device), low, high, dtype or torch.int64)

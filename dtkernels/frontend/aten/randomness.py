@@ -6,7 +6,7 @@ from typing import Any
 
 from ...lang import expr as ex
 from ..builder import Builder
-from ..unsupported import UnsupportedOperation
+from ..unsupported import UnsupportedOperation, refuse_generator
 from ..values import Dims, Value, label
 from .elementwise import ONE, ZERO, choose, compare, number, times
 from .table import op
@@ -68,8 +68,7 @@ def randn(b: Builder, *given: Any, **named: Any) -> Value:
 
 @op("bernoulli", group=RANDOM)
 def bernoulli(b: Builder, x: Any, p: Any = None, *, generator: Any = None) -> Value:
-    if generator is not None:
-        raise UnsupportedOperation("a generator of one's own", allowed="torch's default generator")
+    refuse_generator(generator)
     x = b.value(x)
     chance = b.numeric(x) if p is None else number(p)
     return Value(x.dims, choose(compare("<", drawn(b, "random", x.dims), chance), ONE, ZERO), b.dtype)
