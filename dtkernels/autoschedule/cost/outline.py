@@ -61,7 +61,7 @@ class Outline(NamedTuple):
     funcs: tuple[FuncOutline, ...]
     aliases: tuple[tuple[str, tuple[str, ...]], ...]  #: a Func's label -> the labels that an access puts in its place
     cast: tuple[tuple[str, int], ...] = ()  #: a Func that is a cast to fewer than 4 bytes -> these bytes
-    normalized: tuple[str, ...] = ()  #: products that are stored in the dtype of the results, as a normalization reads them
+    normalized: tuple[str, ...] = ()  #: products that are stored in the dtype of the results, as they are divided by their norm
 
     @staticmethod
     def of(algorithm: Algorithm) -> Outline:

@@ -1,7 +1,7 @@
 """Decide in which dtype emitted kernels store the operands of their matrix products; algebra/operand_types.py has the rule.
 
 A Func that only products read, without conversion, is stored between kernels in the widest of their types, rounded once where it is computed.
-A product that a normalization reads is stored in the results' dtype (normalized_products.py). Any other Func is float32, unless it is an
+A product that is divided by its norm is stored in the results' dtype (normalized_products.py). Any other Func is float32, unless it is an
 output or a cast. The wrapper casts an input that products of one type read. An input that products of several types read keeps its dtype,
 and each product converts what it loads.
 """
