@@ -127,6 +127,7 @@ def main() -> int:
     parser.add_argument("--more", action="append", default=[], metavar="FILE", help="measurements.safetensors of a run on an H100")
     parser.add_argument("--without", default="", help="ops to leave out, separated by commas")
     parser.add_argument("--kinds", type=some_of(RatesOfKinds._fields), default=RatesOfKinds._fields, help="comma-separated: what to fit of products, rows, streams")
+    parser.add_argument("--launch", type=float, metavar="US", help="microseconds of a kernel that does nothing, to be taken and not fitted")
     parser.add_argument("--steps", type=int, default=10, help="of the optimizer")
     options = parser.parse_args()
     without = options.without.split(",")
@@ -141,8 +142,10 @@ def main() -> int:
             continue
         own = [s for s in samples if s.work and all(rates_for(w, shipped) is rates for w, _ in s.work)]
         names = [n for n in ([*common, *OF_PRODUCTS] if kind in ("products", "chains") else [*common, "step"]) if 0 < getattr(rates, n) < NEVER]
+        if options.launch is not None:
+            rates, names = rates._replace(launch=options.launch), [n for n in names if n != "launch"]
         found = fitted(rates, own, names, options.steps)
-        said = ", ".join(f"{n}={float(format(v, '.3g')):.10g}" for n, v in found._asdict().items() if n in names)
+        said = ", ".join(f"{n}={float(format(v, '.3g')):.10g}" for n, v in found._asdict().items() if n in (*names, "launch"))
         print(f"{kind.upper()} = Rates({said})  # {len(own)} times", flush=True)
     return 0
 

@@ -79,6 +79,7 @@ class Rates(NamedTuple):
 #: python benchmarks/fit_cost_rates.py --trials benchmarks/h200_product_grid.json, and --more with each file of benchmarks/h100/*.safetensors
 #: store_rate and stored_strip of PRODUCTS: by a grid over them, beside the others
 #: ROWS: the same, then changed one by one for as long as the mean regret fell over the kernels of the tables and of benchmarks/h100/rows_*.safetensors
+#: STREAMS: the same with --programs benchmarks/h100/small_and_odd_sizes.json, and --launch 4.4 so that kinds compare at small sizes
 PRODUCTS = Rates(
     launch=4.31, start=0.453, latency=0.399, step=1.5e-10, alone=0.259, rate=7040000, wide_rate=271000, few_rows=5.74, few_columns=7.82, old_units=3.05,
     few_warps=2.28, crowded=1.51, specialized=0.567, special=60700, plain=1000000, l2_rate=98800, request_rate=243000000, narrow=3.66, ragged=1.15,
@@ -92,9 +93,9 @@ ROWS = Rates(
     strip=8.29, gather=0.0153, passed=1.51, merge=2.6, merge_rate=4030000, merge_part=0.00209, begin=0.112, begin_warp=0.00133, issue=495, slots=7190, passes=1400, run=8, skew=0.1,
 )  # fmt: skip
 STREAMS = Rates(
-    launch=3.43, start=0.498, latency=0.332, step=0.0187, special=119000, plain=754000, l2_rate=49000, request_rate=39600, narrow=1.97, ragged=1.11,
-    warp_rate=3590, sync=0.000171, spills=5.99, overlap=0.497, flying=124000, bandwidth=3590000, sharp=1.49, rounds=2.24, inner=2.28, exposed=0.0106,
-    strip=1.03, gather=0.102, merge=1.96, merge_rate=3220000, merge_part=0.00217,
+    launch=4.4, start=0.3, latency=0.138, step=0.0843, special=21900, plain=57000, l2_rate=118000, request_rate=127000, narrow=1.51, ragged=1.01,
+    warp_rate=3170, sync=0.0137, spills=39, overlap=0.617, flying=63100, bandwidth=3780000, sharp=1.4, rounds=1.5, inner=1.95, exposed=0.0865,
+    strip=1, gather=0.0718, merge=1.74, merge_rate=3660000, merge_part=0.000169,
 )  # fmt: skip
 #: the same for kernels with products of products, with benchmarks/h100/candidate_trials_52.safetensors among the files
 CHAINS = PRODUCTS._replace(

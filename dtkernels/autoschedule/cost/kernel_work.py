@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from .kernel_plan import Access, KernelPlan
 
 HALF_SECTORS = 2.25  #: times as long as others take tiles of rows that begin in the middle of a sector: products on an H100 took up to 1.67 times as long (benchmarks/h100/row_strides.txt)
-L2_KEEPS = 0.5  #: the part of the L2 that holds what several waves read
-L2_KEEPS_LAST = 0.75  #: the same of rows that are read twice and asked to be evicted last: 132 rows of 131072 in 16 bits were found there again (softmax, an H100)
+L2_KEEPS = 0.5  #: the part of the L2 that holds what several waves read, or one program twice: to ask for such rows to be evicted last gained nothing (softmax, an H100)
 ASYNC = 4  #: bytes of the smallest load that goes to shared memory by itself; smaller ones pass through registers
 PACKED = 8  #: most elements packed in one
 MULTIPROCESSOR = 1.004  #: shared memory of a multiprocessor over what one block may take
 WIDE = 16  #: elements of a tile from which on they are one vector, not several sums
 BASE, VALUE, READ, CARRIED = 22, 0.3, 0.38, 0.55  #: registers of a thread, and of each element: by what ptxas gave 336 kernels of rows and columns, to 13%
+SINGLE = 1.0  #: registers that an element takes besides where it is loaded by itself, and has an address: ptxas gave five kernels of softmax 0.9 to 1.3
 FITTED = 2  #: sums of a loop, of those kernels; more down columns take registers of their own each: four of 8 elements spilled 224 bytes at 64
 AHEAD = 3.5  #: registers of each copy of 16 bytes that a loop of several products has under way: attention's gradients took 3.4 to 7 for one and two
 SPILLING = 0.8  #: the part of its registers from which on a thread of such a kernel spilled some
@@ -195,7 +195,7 @@ class KernelCount:
         for count in self.count.values():
             programs *= count
         moved = requests = short = tile_bytes = held_bytes = copied = issued = apart = strips = runs = 0.0
-        narrow, reads = False, []
+        narrow, reads, single = False, [], dict[str, float]()
         for access in plan.accesses:
             read, each = self._without_units(access.read) if streamed or not plan.products else access.read, self.bytes_of(access.read.tensor)
             amount, asked, vector, tile = self._load(read, each)
@@ -210,6 +210,7 @@ class KernelCount:
             dims = [x for x, _ in read.labels if not streamed or sizes.get(x, 1) > 1]  # Triton knows a stride of 1
             narrow = narrow or (vector < ASYNC and not aligned and len(dims) > 1)
             tile_bytes, held_bytes = (tile_bytes + tile, held_bytes) if access.looped else (tile_bytes, held_bytes + tile)
+            single[read.tensor] = tile / each if vector < ASYNC and not aligned else 0.0
             if access.looped:
                 issued += self._registers(access, tile, VECTOR if aligned else vector)
                 apart += tile if vector < ASYNC and not aligned else 0.0
@@ -219,7 +220,7 @@ class KernelCount:
                 copied += 2 * self._unique(read, each)
         multiplied, rows, columns = (0.0, 0, 0) if streamed else self._multiplied()
         ordinary = any(self._is_ordinary(p) for p, *_ in plan.products)
-        held, spilled = self._resident(rows, streamed, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued, live)
+        held, spilled = self._resident(rows, streamed, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued if plan.products else SINGLE * sum(single.values()), live)
         at_once = min(programs, held * self.target.multiprocessors)
         memory = self._memory(reads, programs, at_once)
         stores = self._stores(streamed, programs)
@@ -441,8 +442,8 @@ class KernelCount:
         one = len(last) == 1 or last in self.plan.merged.values()
         return float(math.gcd(math.prod(self.sizes.get(x, 1) for x in last) * each, VECTOR)) if one else float(VECTOR)
 
-    def _resident(self, rows: int, streamed: bool, tile_bytes: float, held_bytes: float, issued: float, live: float) -> tuple[int, float]:
-        """Return (programs that a multiprocessor holds at once, registers asked for over those there are)."""
+    def _resident(self, rows: int, streamed: bool, tile_bytes: float, held_bytes: float, loads: float, live: float) -> tuple[int, float]:
+        """Return (programs that a multiprocessor holds at once, registers asked for over those there are). ``loads``: registers of loads under way."""
         config, target = self.plan.config, self.target
         threads = target.warp_size * config.warps
         most = max([1.0, *(self.elements(self.step, labels) for labels in self.plan.results)])
@@ -451,14 +452,15 @@ class KernelCount:
         each = (self._results_at_once() if rows and self.plan.chained else most) / threads
         room = 255.0
         if rows:
-            operands = tile_bytes / self.itemsize / threads if self.itemsize > 2 else issued / threads
+            operands = tile_bytes / self.itemsize / threads if self.itemsize > 2 else loads / threads
             operands += held_bytes / 4 / threads if self.plan.chained and not config.specialized else 0.0  # what the loop reads again stays
             registers, shared = 44 + each * (2 if self._promotes() else 1) + operands, config.stages * tile_bytes + held_bytes
         else:
             registers = 28 + each * live if streamed else BASE + each * self._values(most)
             shared = max(config.all_of("stages_of").values(), default=0) * tile_bytes
             room = registers if streamed else min(room, target.registers / threads)
-        held = min(WARPS // config.warps, int(target.registers / (min(registers, 255.0, room) * threads)), BLOCKS)
+        taken = registers if rows or streamed else registers + loads / threads
+        held = min(WARPS // config.warps, int(target.registers / (min(taken, 255.0, room) * threads)), BLOCKS)
         if shared:
             held = min(held, int(target.shared_bytes * MULTIPROCESSOR / (shared + 1024)))
         return max(1, 1 if config.specialized else held), max(1.0, registers / (255 if rows or streamed else SPILLING * room))
@@ -500,14 +502,13 @@ class KernelCount:
     def _memory(self, reads: list[tuple[Access, int, float]], programs: int, at_once: int) -> float:
         """Return the bytes that all programs take from memory: each tensor once, and again where the L2 has dropped it."""
         covered, total = self._covered(at_once), 0.0
-        keeps, evicted_last = self.target.l2_bytes * L2_KEEPS, {t for t, policy in self.plan.config.evictions if policy == "reread"}
+        keeps = self.target.l2_bytes * L2_KEEPS
         passes = sum([amount for a, _, amount in reads if not a.again]) * (programs if self.plan.apart else at_once)
         for access, each, amount in reads:
             read, wave = access.read, float(each)
             unique = self._unique(read, each)
             if access.again:
-                held = self.target.l2_bytes * (L2_KEEPS_LAST if read.tensor in evicted_last else L2_KEEPS)
-                total += unique * max(0.0, 1 - held / passes) if unique > held else 0.0
+                total += unique * max(0.0, 1 - keeps / passes) if unique > keeps else 0.0
                 continue
             if unique <= keeps:
                 total += unique * (1.0 if self.plan.products else self._drops(read, at_once, passes / at_once))

@@ -24,7 +24,8 @@ HELD, FULL = 4, 4  #: block of a label that an input lacks, and programs a multi
 SERVED, TERMS = 16, 256  #: block of a label that nothing read has, and terms at once beside it
 LONG_STEP = 16384  #: elements at once of a row that is longer, or of several rows: twice as many of two tensors spilled, and took 2.5 times as long
 LOOSE_STEP = 8192  #: the same of rows that start at no multiple of 16 bytes
-AT_ONCE = 5  #: programs of such steps that a multiprocessor holds
+LOOSE_WARPS = ((8, 3), (16, 2))  #: of such steps, and programs of so many that a multiprocessor holds, by the registers that ptxas gives them
+KEPT = 0.55  #: the part of the L2 that holds rows for a second pass
 STREAMED = 6  #: times the L2, the largest inputs of sums that are evicted first
 FEW = 8  #: times as many elements as a function is evaluated for, from which on its time does not matter
 SHORT_RUN = 64  #: the same of long columns
@@ -45,7 +46,7 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     read = loaded_accesses(shape, root, members)
     if sides := _transposed_labels(shape, root, members, read):
         return _transpose_tiles(shape, root, sides, members)
-    width, loose = 1, False  # of a tile, in elements; whether its rows start anywhere
+    width, loose = 1, 0  # of a tile, in elements; warps that go along rows that start anywhere
     passing = stores_while_reducing(shape, root, members)
     columns = [r for r in reduced if r in labels and r != labels[-1] and not passing and shape.sizes[r] <= WHOLE_COLUMN]
     if len(reduced) > 1 and math.prod(next_power_of_two(shape.sizes[r]) for r in reduced) > ROW_LIMIT:
@@ -65,9 +66,9 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
         tile[r] = min(next_power_of_two(shape.sizes[r]), rows)
         width, rows = width * tile[r], rows // tile[r]
     for r in (r for r in rest if r not in down):
-        loose = starts_anywhere(shape, r, read)
-        whole = next_power_of_two(shape.sizes[r]) * width <= (ROW_LIMIT // 2 if loose or _exceeds_registers(shape, r, members, read) else ROW_LIMIT)
-        step = LOOSE_STEP if (loose := loose and _stay_in_cache(shape, labels, r)) else LONG_STEP
+        anywhere = starts_anywhere(shape, r, read)
+        whole = next_power_of_two(shape.sizes[r]) * width <= (ROW_LIMIT // 2 if anywhere or _exceeds_registers(shape, r, members, read) else ROW_LIMIT)
+        step = LOOSE_STEP if (loose := _warps_that_stay_in_cache(shape, labels, r) if anywhere else 0) else LONG_STEP
         tile[r] = 0 if whole else max(1, min(next_power_of_two(shape.sizes[r]), step // min(width, step)))
         width *= next_power_of_two(shape.sizes[r]) if whole else tile[r]
     room = max(1, _elements(shape, reduced, width, bool(set(reduced) & set(labels)), {*reduced} == {*loops}, _waits_for_numbers(shape, labels, read)) // width, _least_run(shape, columns, reduced))
@@ -93,7 +94,7 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     more["evictions"] = tuple((t, "reread") for t in again if not loose) or (() if again else read_once(shape, root, members, read))
     more |= {"constants": taps, "unrolled": tuple((r, min(UNROLLED, shape.sizes[r])) for r in loops if len(taps) == 1)}
     held = max(1, width // COLUMN_EACH) if columns and width <= LONG_STEP else _warps(width, bool(reduced), not labels, prefetches, min(32, 1024 // shape.target.warp_size))
-    warps = _window_warps(shape, root, read, width) if loops and {*reduced} == {*loops} else 4 if passing else 8 if loose and width == LOOSE_STEP else held
+    warps = _window_warps(shape, root, read, width) if loops and {*reduced} == {*loops} else 4 if passing else loose if loose and width == LOOSE_STEP else held
     more["order"] = () if passing else broadcast_program_order(shape, labels, read, block)
     return shape.config(root, block, tile, warps, 3, share=2 if passing else 8, approximations=approximations(shape, members), **more)
 
@@ -115,8 +116,8 @@ def _warps(width: int, reduces: bool, alone: bool, prefetches: bool, most: int) 
 def starts_anywhere(shape: SchedulingProblem, label: str, read: list[ex.Access]) -> bool:
     """Return whether rows along ``label`` start at no multiple of 16 bytes, so that elements of 16 bits are loaded one by one.
 
-    Softmax of 1747 x 20343 took 74 us in steps of 8192 by 8 warps, 101 held by 32 warps, 112 in steps of 32768; 1275 x 114475 took 413, and 500 in steps of
-    2048 by 4 warps that ask the L2 to keep what is read again (bfloat16, H100). Rows of 65535 in float32 took 8.4 ms in steps of 16384, 10.9 in these.
+    Softmax of 1747 x 20343 took 74 us in steps of 8192 by 8 warps, 101 held by 32 warps, 112 in steps of 32768 (bfloat16, an H100). Rows of 65535 in float32
+    took 8.4 ms in steps of 16384, 10.9 in these.
     """
     if shape.itemsize > 2:
         return False
@@ -124,13 +125,15 @@ def starts_anywhere(shape: SchedulingProblem, label: str, read: list[ex.Access])
     return bool(tensors) and not shape.aligned(tensors)
 
 
-def _stay_in_cache(shape: SchedulingProblem, labels: tuple[str, ...], label: str) -> bool:
-    """Return whether the L2 holds rows along ``label`` of all programs that run at once in short steps, for a second pass.
+def _warps_that_stay_in_cache(shape: SchedulingProblem, labels: tuple[str, ...], label: str) -> int:
+    """Return by how many warps short steps go along rows, so that the L2 holds those of all programs that run at once, for a second pass; 0 for rows that are too long.
 
-    Rows of 100001 and of 114475 took 0.9 of their time in steps of 16384 by 16 warps, with fewer of them at once (softmax, bfloat16, H100).
+    Softmax took 71 us by 8 warps and 82 by 16 (1747 x 20343), 92 and 84 (1030 x 36661), 85 and 68 (512 x 50257). In steps of 16384, of which fewer run at once, it
+    took 113 us (1030 x 36661) and 79 (512 x 50257); 139 for 157 at 900 x 65535, and 0.9 of the time at 100001 elements (bfloat16, an H100).
     """
     rows = math.prod(shape.sizes[x] for x in labels if x != label)
-    return min(rows, AT_ONCE * shape.target.multiprocessors) * shape.sizes[label] * shape.itemsize <= shape.target.l2_bytes
+    each, room = shape.sizes[label] * shape.itemsize, KEPT * shape.target.l2_bytes
+    return next((warps for warps, held in LOOSE_WARPS if min(rows, held * shape.target.multiprocessors) * each <= room), 0)
 
 
 def _exceeds_registers(shape: SchedulingProblem, label: str, members: list[str], read: list[ex.Access]) -> bool:

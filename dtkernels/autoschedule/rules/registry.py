@@ -29,6 +29,7 @@ from .row_column_reduction import row_column_candidates, row_column_tiles
 from .scan import scan_configs
 from .streams.matrix_vector import matrix_vector_configs
 from .streams.picked_sums import picked_sum_configs
+from .streams.rank_one import rank_one_configs
 
 Placed = Mapping[str, tuple[str, str]]  #: fused Func -> the Func and the loop that it is computed in
 Candidates = Callable[[SchedulingProblem, str, list[str]], Iterable[KernelConfig]]
@@ -64,6 +65,7 @@ KINDS = (
     Kind("picked sums", picked_sum_configs),
     Kind("product and row reduction", swept_configs),
     Kind(BOTH, _only(row_column_tiles)),
+    Kind("products of rank one", rank_one_configs),
     Kind("chained products", chain_configs),
     Kind("matrix-vector products", matrix_vector_configs),
     Kind("products", product_configs),

@@ -10,6 +10,7 @@ import dtkernels
 from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.problem import SchedulingProblem
 from dtkernels.autoschedule.rules.candidates.streamed_gemm import streamed_candidates
+from dtkernels.autoschedule.rules.streams.rank_one import rank_one_configs
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
 
@@ -50,6 +51,14 @@ def test_terms_of_16_bits_are_multiplied_in_float32(dtype):
     a, b = a.to(dtype), b.to(dtype)
     truth = torch.sigmoid(a.double() @ b.double())
     assert (kernel(A=a, B=b).double() - truth).abs().max() <= 2 * torch.finfo(dtype).eps * truth.abs().max()
+
+
+@pytest.mark.parametrize("m, n, k", [(37, 70, 300), (5, 1, 1025), (1, 33, 700)])
+def test_a_product_of_rank_one(m, n, k):
+    text = "Func s, f; In A, B, C; Var m, n; RVar k, l; s[m, l] = rdot(A[m, k], B[k, l], k); f[m, n] = rdot(s[m, l], C[l, n], l); "
+    algorithm = prepare_algorithm(parse(text).algorithm, ("f",))
+    (config,) = rank_one_configs(SchedulingProblem(algorithm, ("f",), {"m": m, "n": n, "k": k, "l": 1}, 4, target("h100")), "f", ["s", "f"])
+    check(f"{text} s.fuse_at(f, l); {config}", *random((m, k), (k, 1), (1, n)))
 
 
 def test_gathered_rows():

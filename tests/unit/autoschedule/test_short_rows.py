@@ -65,9 +65,9 @@ def test_sums_that_each_step_rescales_hold_no_tile():
 
 
 def test_the_cache_holds_rows_that_few_programs_read_twice():
-    once, twice = 2 * 2 * 1024 * 131072, 3 * 2 * 1024 * 131072
-    assert work(rows(1, 32, 32768, "t, y", "f.evict(A:reread);"), 1024, 131072).memory == once
-    assert once < work(rows(1, 4, 2048, "t, y", "f.evict(A:reread);"), 1024, 131072).memory <= twice
+    once, twice = 2 * 2 * 1024 * 65536, 3 * 2 * 1024 * 65536
+    assert work(rows(1, 32, 32768, "t, y", "f.evict(A:reread);"), 1024, 65536).memory == once
+    assert once < work(rows(1, 4, 2048, "t, y", "f.evict(A:reread);"), 1024, 65536).memory <= twice
 
 
 @pytest.mark.parametrize("x, y", [(1203, 51), (300, 51), (5000, 7)])
@@ -80,9 +80,10 @@ def test_little_work_is_spread_over_many_threads(x, y):
 
 
 def test_long_rows_are_read_by_programs_of_which_the_cache_holds_all_rows():
-    """Rows that start anywhere: of 20343 elements 71 us in steps of 8192 by 8 warps, of 100001 in steps of 16384 by 16 warps 245 for 274."""
-    short, long = default(SOFTMAX, x=1747, y=20343), default(SOFTMAX, x=900, y=100001)
+    """Rows that start anywhere: of 20343 elements 71 us in steps of 8192 by 8 warps and 82 by 16, of 36901 238 and 215, of 100001 in steps of 16384 by 16 warps 245 for 274."""
+    short, wide, long = default(SOFTMAX, x=1747, y=20343), default(SOFTMAX, x=2900, y=36901), default(SOFTMAX, x=900, y=100001)
     assert (short.sizes("f", "tensorize")["y"], short.number("f", "num_warps")) == (8192, 8)
+    assert (wide.sizes("f", "tensorize")["y"], wide.number("f", "num_warps")) == (8192, 16)
     assert long.sizes("f", "tensorize")["y"] == 16384 and long.number("f", "num_warps") >= 16
 
 
