@@ -24,9 +24,9 @@ from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.cost.coefficients import PRODUCTS, Rates, RatesOfKinds, rates_of
 from dtkernels.autoschedule.cost.kernel_config import KernelConfig
 from dtkernels.autoschedule.cost.kernel_plan import plans
-from dtkernels.autoschedule.cost.kernel_work import Work
 from dtkernels.autoschedule.cost.outline import Known, Outline
 from dtkernels.autoschedule.cost.predicted_time import kernel_time, rates_for
+from dtkernels.autoschedule.cost.work import Work
 from dtkernels.codegen.target import TARGETS, Target
 from dtkernels.lang.parser import parse
 from dtkernels.runtime.select.evidence import ITEMSIZE

@@ -23,14 +23,15 @@ from ..lang.parts.shared_sums import shared_sum_names
 from ..lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .accumulated_outputs import accumulated_placements, accumulated_tiles
+from .added_terms import added_terms, problem_of_terms, share_of_additions, with_additions
 from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig, joined
 from .cost.predicted_time import predicted_time
 from .fit_resources import fit_registers, fit_resources
 from .kept_sums import goes_over_again, with_kept_sums
 from .memory_limit import limit_beside, pieces_within_limit, share_for_memory
-from .output_fusion import fused_outputs, in_rows, inputs_at
-from .problem import WHOLE_SIDE, SchedulingProblem
+from .output_fusion import fused_outputs, in_rows, inputs_at, stores_redundantly
+from .problem import WHOLE_SIDE, SchedulingProblem, Way
 from .recomputation import STORED, is_long_operand, is_number_of_few, recompute_is_costly
 from .rules.gemm_row_reduction import (
     feeds_row_reduction,
@@ -56,20 +57,22 @@ HOST = 1.0  #: microseconds that the host takes for another launch
 MOST_STORED = 4  #: Funcs that other kernels store for one way to fuse, at most
 KEPT = 1 << 25  #: bytes of intermediate results that a faster way may write: they stay in the L2
 OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail", "stream")  #: primitives that a form of accesses may refuse
-Way = tuple[tuple[Primitive, ...], dict[str, KernelConfig]]  #: statements that fuse, and the choices for each kernel
 
 
-def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Schedule:
+def default_schedule(
+    algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target, in_order: bool = False
+) -> Schedule:
     """Return a legal schedule for a prepared algorithm whose labels have ``sizes`` and whose inputs take ``itemsize`` bytes an element.
 
     Where inputs have several dtypes, tiles suit the operands of the product with the most work. Among ways to fuse, the first is taken
     unless another one is predicted to be well faster and keeps little more in memory.
 
-    Where the estimate (resources.py) says that the GPU has no room for it, tiles are narrowed until it has.
+    Where the estimate (resources.py) says that the GPU has no room for it, tiles are narrowed until it has. ``in_order``: sums have a fixed order.
     """
     f = _fusion(algorithm, outputs, sizes, itemsize, target)
     ways = f.by_time(list(f.ways()))
-    for g, way in (*f.sharing_sums(ways[0]), *f.storing_operands(ways[0]), *((f, way) for way in ways)):
+    added = [] if in_order else f.adding_terms(ways[0])
+    for g, way in (*added, *f.sharing_sums(ways[0]), *f.storing_operands(ways[0]), *((f, way) for way in ways)):
         if (found := g.scheduled(*way, itemsize)) is not None:
             return found
     return next(schedules(algorithm, outputs, sizes, itemsize, target))
@@ -148,7 +151,7 @@ class _Fusion:
         for fused in dict.fromkeys(self.placements()):
             inside = {p.func for p in fused if p.name == "fuse_at"}
             tiles = {root: self.tiles(root, fused) for root in self.algorithm.needed_by(self.outputs) if root not in inside}
-            if not self.stores_redundantly(fused, tiles) and not self.may_never_store(fused):
+            if not stores_redundantly(self.shape, fused, tiles) and not self.may_never_store(fused):
                 yield self._with_stored_elements((fused, tiles))
 
     def _with_stored_elements(self, way: Way) -> Way:
@@ -207,6 +210,16 @@ class _Fusion:
         g = replace(self, shape=replace(self.shape, algorithm=changed.limited_to(self.outputs)))
         ways = g.by_time(list(g.ways())) if names else []
         return [(g, way) for way in ways[:1] if g.time(way) < SHARED * self.time(usual)]
+
+    def adding_terms(self, usual: Way) -> list[tuple[_Fusion, Way]]:
+        """Return the way that adds the terms of sums to memory where their indices say (added_terms.py), if predicted to be well faster than ``usual``."""
+        names = added_terms(self.shape) if 0 not in self.sizes.values() else {}
+        if not names:
+            return []
+        whole, rest = problem_of_terms(self.shape, names)
+        g, h = replace(self, shape=whole), replace(self, shape=rest)
+        ways = [with_additions(whole, names, way) for way in h.by_time(list(h.ways())) if names.keys() <= way[1].keys()]
+        return [(g, way) for way in ways[:1] if g.time(way) < share_of_additions(whole, names) * self.time(usual)]
 
     def storing_operands(self, usual: Way | None = None) -> list[tuple[_Fusion, Way]]:
         """Return ways that compute operands of products in kernels of their own, if predicted to be well faster than any that is ``usual``, best first."""
@@ -326,20 +339,6 @@ class _Fusion:
         except DTError:
             return None
         return found if any(k.name == root and backend(k, self.shape.target)[0] == "gluon" for k in kernels) else None
-
-    def stores_redundantly(self, fused: tuple[Primitive, ...], tiles: dict[str, KernelConfig]) -> bool:
-        """Return whether programs compute and store an output product redundantly, at a cost above that of the kernel's own output.
-
-        Programs that differ in a label that the product lacks compute the same product; together they write more of it than of
-        the output of the kernel.
-        """
-        written = {*self.outputs, *(p.func for p in fused if p.name == "store")}
-        for func, (root, _) in Schedule(fused).fused().items():
-            if func in written and self.shape.dots(func) and root in tiles:
-                times = math.prod(-(-self.sizes[x] // size) for x, size in tiles[root].blocks if x not in self.algorithm[func].labels)
-                if times > 1 and times * self.shape.elements(func) > self.shape.elements(root):
-                    return True
-        return False
 
     def may_never_store(self, fused: tuple[Primitive, ...]) -> bool:
         """Return whether a Func is stored from inside loops of another, of which one may be empty: it would never be written."""

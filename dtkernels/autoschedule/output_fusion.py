@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
+from ..lang.schedule import Primitive, Schedule
 from ..lang.schedule_checks import reduction_labels
+from .cost.kernel_config import KernelConfig
 from .problem import WHOLE_SIDE, SchedulingProblem
 from .rules.candidates.two_tiles import fits_two_tiles, tiled_extent
 from .rules.reduction import ROW_LIMIT
@@ -155,3 +157,18 @@ def inputs_at(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> s
 def _inputs_of(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> set[str]:
     """Return inputs that ``func`` or what it is made from reads at all of ``labels``."""
     return set().union(*(inputs_at(shape, f, labels) for f in shape.algorithm.needed_by((func,))))
+
+
+def stores_redundantly(shape: SchedulingProblem, fused: tuple[Primitive, ...], tiles: dict[str, KernelConfig]) -> bool:
+    """Return whether programs compute and store an output product redundantly, at a cost above that of the kernel's own output.
+
+    Programs that differ in a label that the product lacks compute the same product; together they write more of it than of
+    the output of the kernel.
+    """
+    written = {*shape.outputs, *(p.func for p in fused if p.name == "store")}
+    for func, (root, _) in Schedule(fused).fused().items():
+        if func in written and shape.dots(func) and root in tiles:
+            times = math.prod(-(-shape.sizes[x] // size) for x, size in tiles[root].blocks if x not in shape.algorithm[func].labels)
+            if times > 1 and times * shape.elements(func) > shape.elements(root):
+                return True
+    return False

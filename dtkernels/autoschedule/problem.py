@@ -16,10 +16,12 @@ from ..codegen.target import Target
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.reserved_names import clashes
+from ..lang.schedule import Primitive
 from ..lang.schedule_checks import reduction_labels
 from .cost.kernel_config import KernelConfig, Sizes
 from .cost.outline import Known
 
+Way = tuple[tuple[Primitive, ...], dict[str, KernelConfig]]  #: statements that fuse, and the choices for each kernel
 WHOLE_SIDE = 256  #: widest output side of a chained product held in one tile
 WHOLE_CHAIN = 128  #: widest intermediate of a chained product held in one tile
 DEEP = 64  #: elements of a label that fill the depth of a product's tile

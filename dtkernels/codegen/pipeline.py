@@ -38,6 +38,7 @@ from .transforms.arithmetic.exp2_emulation import emulate_exp2
 from .transforms.arithmetic.exp_to_exp2 import rewrite_exp_to_exp2
 from .transforms.arithmetic.guard_elimination import eliminate_guards
 from .transforms.arithmetic.scale_sinking import sink_scales
+from .transforms.dce import without_stores
 from .transforms.loops.distinct_names import keep_names_apart
 from .transforms.loops.interior_blocks import specialize_interior_blocks
 from .transforms.loops.joined_loops import join_loops
@@ -176,6 +177,8 @@ def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple
     options, left_out = KernelOptions(program, root), _left_out.get()
     tell = trace or (lambda name, kernels: None)
     raw = lower_kernel(program, options)
+    if _is_only_added(program, root):
+        raw = replace(raw, body=without_stores(raw.body, root), writes=tuple(w for w in raw.writes if w != root))
     tell("lowering", _finished((raw,), options) if trace else (raw,))
     kernels = (raw,) if "split_k" in left_out else _split(program, raw, options)
     tell("split_k", _finished(kernels, options) if trace else kernels)
@@ -193,6 +196,13 @@ def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple
         kernels = add_tail_wave(kernels, program, root, lambda smaller: lower_root(smaller, root))
     tell("tail_wave", kernels)
     return (*(k for a in program.accumulated if a.host == root for k in _zeroing_kernels(program, a)), *kernels)
+
+
+def _is_only_added(program: Program, root: str) -> bool:
+    """Return whether elements of a Func are only added to sums by its own kernel: nothing reads them from memory."""
+    members = funcs_in_kernel(program, root)
+    elsewhere = {a.tensor for d in program.algorithm.definitions if d.name not in members for a in ex.accesses(d.expr)}
+    return any(a.host == root for a in program.accumulated) and root not in program.outputs() and root not in elsewhere
 
 
 def _with_possible_descriptors(kernels: tuple[Kernel, ...], options: KernelOptions) -> tuple[Kernel, ...]:

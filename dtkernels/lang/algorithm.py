@@ -33,6 +33,7 @@ from .expr import (
     is_integer,
 )
 from .extents.formulas import constant_of, expanded
+from .parts.picked_terms import picked_term_names, with_picked_terms
 from .parts.shared_sums import shared_sum_names, with_shared_sum
 
 
@@ -73,6 +74,8 @@ class Algorithm:
     integral: frozenset[str] = field(default=frozenset(), repr=False)
     #: inputs that hold integers, as a call has checked, though no index has them any more
     whole_inputs: frozenset[str] = field(default=frozenset(), repr=False)
+    #: inputs of a derived backward that the forward indexes with: they hold integers, though here they are only compared
+    indices: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     #: (input, "e4m3" or "e5m2"): inputs that hold float8 in the calls that kernels are made for
     float8: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     #: labels that the spec's schedules or sizes mention; renaming keeps them
@@ -374,12 +377,16 @@ def _has_name(e: Expr) -> bool:
 
 
 def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
-    """Return the algorithm with a Func for each operand and each shared sum among ``names``, before the first Func that reads it."""
+    """Return the algorithm with a Func for each operand, each shared sum and the picked terms among ``names``, before the first Func that reads it."""
     wanted = {*names} - {*algorithm.funcs}
     sums = shared_sum_names(algorithm) if wanted else {}
     for name in (n for n in sums if n in wanted):
         algorithm = with_shared_sum(algorithm, name, sums[name])
     wanted -= {*sums}
+    terms = picked_term_names(algorithm) if wanted else {}
+    for name in (n for n in terms if n in wanted):
+        algorithm = with_picked_terms(algorithm, name, terms[name])
+    wanted -= {*terms}
     every = operand_names(algorithm) if wanted else {}
     for name in (n for n in every if n in wanted):
         side = every[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import expr as ex
 from .algorithm import Algorithm, operand_names, with_operands
 from .errors import DTError
+from .parts.picked_terms import picked_term_names
 from .parts.shared_sums import shared_sum_names
 from .schedule import (
     APPROXIMATIONS,
@@ -40,7 +41,7 @@ def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
     own, algorithm = algorithm, with_operands(algorithm, schedule.subjects())
     for p in schedule.primitives:
         if p.func not in algorithm:
-            allowed = ", ".join((*own.funcs, *operand_names(own), *shared_sum_names(own)))
+            allowed = ", ".join((*own.funcs, *operand_names(own), *shared_sum_names(own), *picked_term_names(own)))
             raise DTError("a schedule is on a Func of the program", found=repr(p.func), allowed=allowed, at=p.pos)
         _check_form(p)
         _check_names(p, algorithm, schedule)

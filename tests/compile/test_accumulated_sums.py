@@ -1,4 +1,4 @@
-"""Attention's backward in one sweep to machine code: matrix units, additions in memory, next to nothing spilled."""
+"""Sums that are added up in memory to machine code: attention's backward in one sweep, and terms that data places."""
 
 import re
 import subprocess
@@ -9,8 +9,11 @@ import torch
 import triton
 from attention_sweep import one_sweep
 
+from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import TARGETS
+from dtkernels.lang import parse
+from dtkernels.lang.schedule import Program
 from dtkernels.runtime.build.source_cache import load_module
 from dtkernels.runtime.build.triton_compile import build, record_launches
 
@@ -47,3 +50,19 @@ def test_one_sweep_compiles(gpu, columns, keys, rows, warps, more, most, tmp_pat
     assert ("wgmma.mma_async" if gpu == "h200" else "mma.sync") in text
     assert "cp.reduce.async.bulk.tensor" in text if more else re.search(r"\b(red|atom)\.[a-z0-9.]*add[a-z0-9.]*f32", text)
     assert stack(compiled.asm["cubin"], tmp_path / "sweep.cubin") <= most
+
+
+@pytest.mark.parametrize("gpu", TARGETS)
+def test_terms_that_data_places_compile(gpu):
+    """Additions at places that data names, for every target: no lock, and no loop that tries again."""
+    text = "Func f; In X, t, A; Var v, k; RVar b; Extent v = A[0]; f[v, k] = rsum(where(t[b] == v, X[b, k] * 2, 0), b); "
+    program = parse(text + "f_terms.block(b:4, k:512); f_terms.tensorize(b:4, k:512); f.accumulate_at(f_terms, k); f.compile();")
+    program = Program(prepare_algorithm(program.algorithm, ("f",)), program.schedule)
+    module = load_module(emit(program, "f", TARGETS[gpu], True), "f")
+    given = {"X": torch.empty((4096, 512), dtype=torch.bfloat16, device="meta"), "t": torch.empty(4096, dtype=torch.int64, device="meta")}
+    launches = record_launches(module, "f", (given["X"], given["t"], torch.empty((9000, 1), dtype=torch.bfloat16, device="meta")))
+    assert [launch.kernel.__name__ for launch in launches] == ["f_sum_zero_kernel", "f_terms_kernel", "f_kernel"]
+    compiled = build(launches[1], TARGETS[gpu])
+    code = compiled.asm["amdgcn" if gpu == "mi300x" else "ptx"]
+    assert re.search(r"global_atomic_add_f32" if gpu == "mi300x" else r"\b(red|atom)\.[a-z0-9.]*add[a-z0-9.]*f32", code) and ".cas" not in code
+    assert not re.search(r"st\.global|global_store", code), "the terms themselves are not stored"

@@ -23,7 +23,7 @@ SUBROOMS = {
     "dtkernels.codegen": ["powers_of_two", "held_terms", "ir", "target", "prelower", "lower", "transforms", "analysis", "pipeline", "pipeline_text", "emit"],
     "dtkernels.autoschedule": [
         "cost", "problem", "float32_products", "rules", "recomputation", "output_fusion", "summed_products",
-        "memory_limit", "stored_operands", "accumulated_outputs", "fit_resources", "stored_elements", "kept_sums", "default_schedule",
+        "memory_limit", "stored_operands", "accumulated_outputs", "added_terms", "fit_resources", "stored_elements", "kept_sums", "default_schedule",
     ],
     "dtkernels.runtime": [
         "bounded_cache", "folders", "log", "path_counters", "torch_support", "signature", "reference", "tables", "select", "launch", "build", "dispatch", "bind",

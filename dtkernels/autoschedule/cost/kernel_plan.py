@@ -7,8 +7,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from .kernel_config import KernelConfig, read_schedule
-from .kernel_work import KernelCount, Work
+from .kernel_work import KernelCount
 from .outline import FuncOutline, Index, Known, Product, Read, paired_terms
+from .work import Work
 
 if TYPE_CHECKING:
     from ...codegen.target import Target

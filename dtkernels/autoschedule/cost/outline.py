@@ -54,6 +54,11 @@ class FuncOutline(NamedTuple):
     light: int  #: other arithmetic
     bounded: tuple[str, ...]  #: labels that are compared with one another, as in a causal mask
 
+    def picked_labels(self) -> set[str]:
+        """Return the labels of the result that no term of its sum has: data says which element a term belongs to."""
+        of_terms = [{x for x, _ in r.labels} for r in self.reads]
+        return {*self.labels}.difference(*(own for own in of_terms if own & {*self.reduced}))
+
 
 class Outline(NamedTuple):
     """The Funcs of a prepared algorithm, in order of definition."""

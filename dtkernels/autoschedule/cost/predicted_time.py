@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from .coefficients import FLOAT8, Rates, RatesOfKinds, rates_of
 from .kernel_config import KernelConfig
 from .kernel_plan import KernelPlan, plans
-from .kernel_work import Work
 from .outline import Known
+from .work import Work
 
 if TYPE_CHECKING:
     from ...codegen.target import Target

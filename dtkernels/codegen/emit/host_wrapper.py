@@ -260,8 +260,12 @@ class Wrapper:
             *(label for w in kernel.writes for label in self._shape(kernel, w)),
             *self.texts[kernel.name].labels,
             *(label for k in (kernel, *kernel.tail) if k.name in self.described for label in self.described[k.name].labels),
-            *(g.label for k in (kernel, *kernel.tail) for g in k.grid if g.label in self.merged),  # in blocks of 1 it is no argument
+            *(g.label for k in (kernel, *kernel.tail) for g in k.grid if g.label in self.merged or self._only_adds(kernel)),  # in blocks of 1 it is no argument
         ]
+
+    def _only_adds(self, kernel: Kernel) -> bool:
+        """Return whether a kernel stores no result of its own, and adds to sums that another one has cleared."""
+        return kernel.writes[0] in self.accumulated and bool({*kernel.reads} - {*kernel.writes})
 
     def _shape(self, kernel: Kernel, buffer: str) -> tuple[str, ...]:
         """Return labels of a buffer that a kernel writes; a workspace has its parts before them."""
@@ -402,7 +406,7 @@ class Wrapper:
     def _has_programs(self, kernel: Kernel) -> str:
         """Return whether a kernel has work, as an expression in the wrapper. What it adds to may have elements where its own result has none."""
         first = f"{kernel.writes[0]}_out"
-        if kernel.writes[0] in self.written or any(w in self.accumulated for w in kernel.writes[1:]):
+        if kernel.writes[0] in self.written or self._only_adds(kernel) or any(w in self.accumulated for w in kernel.writes[1:]):
             return " and ".join(f"size_{g.label}" for g in kernel.grid)
         same = f"{first} is not {self.copied[kernel.writes[0]]}_out and " if kernel.writes[0] in self.copied else ""
         return f"{same}{first}.numel()"

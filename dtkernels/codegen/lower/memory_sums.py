@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
+from ...lang.parts.picked_terms import conjuncts
 from ...lang.schedule import Accumulation
 from ..ir import nest
 from ..ir.nest import (
@@ -59,6 +61,7 @@ def add_in_memory(lowering: _Lowering, d: Definition, env: dict[str, Tile], scop
     if d.name in lowering.stored or not wanted <= set(env):
         return
     node = next(n for n in d.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)))
+    node = _without_tests(node, asked)
     at = {label: lowering.index_of(place, env, scope) for label, place in asked.places}
     axes: list[Axis] = []
     for label in node.labels:
@@ -75,7 +78,8 @@ def add_in_memory(lowering: _Lowering, d: Definition, env: dict[str, Tile], scop
         lowering.place(d.name, label, at, scope)
     lowering.reducer.check_finished(d)
     terms = lowering.reducer.terms(node, at, scope, tuple(axes))
-    value = terms if isinstance(terms, TileDot) else reduced("sum", terms, tuple(axes))
+    apart = set().union(*(nest.axes_of(at[label]) for label in d.labels if label in at))  # each term along them has an element of its own
+    value = terms if isinstance(terms, TileDot) else reduced("sum", terms, tuple(a for a in axes if a not in apart))
     if past := _single_elements_past(tuple(at[label] for label in node.labels)):
         value = Guard(value, past, 0.0)
     at |= {part: BlockNumber(lowering.counted[part][0]) for part in asked.parts}
@@ -83,6 +87,17 @@ def add_in_memory(lowering: _Lowering, d: Definition, env: dict[str, Tile], scop
     over = tuple(dict.fromkeys(a for i in index for a in sorted(nest.axes_of(i), key=lambda a: a.name)))
     scope.body.append(Store(d.name, index, value, over, str(d), "sum"))
     lowering.stored.append(d.name)
+
+
+def _without_tests(node: ex.Reduce | ex.Dot, asked: Accumulation) -> ex.Reduce | ex.Dot:
+    """Return a sum without the tests that its place fulfils: ``t[b] == v`` where ``v`` is ``t[b]``."""
+    known = {ex.Binary("==", place, ex.Label(label)) for label, place in asked.places if any(ex.accesses(place))}
+    match node:
+        case ex.Reduce("sum", ex.Call("where", (condition, value, ex.Const(0))) as picked) if known:
+            rest = [c for c in conjuncts(condition) if c not in known]
+            tests = reduce(lambda a, b: ex.Binary("and", a, b), rest) if rest else None
+            return replace(node, arg=value if tests is None else replace(picked, args=(tests, *picked.args[1:])))
+    return node
 
 
 def _check_merged(lowering: _Lowering, d: Definition, summed: tuple[str, ...], at: Mapping[str, Tile]) -> None:

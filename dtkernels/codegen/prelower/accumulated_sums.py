@@ -20,6 +20,8 @@ each block of ``l`` have a part of their own, to which one program adds after an
 No program waits for another, so that no order of programs can block. Memory holds one part for each block: a block of several tiles,
 ``g.block(l:1024); g.tensorize(l:64)``, makes few parts of many steps.
 
+An element may be named by data: ``f[v, d] = rsum(where(t[b] == v, g[b, d], 0), b)`` adds each ``g[b, d]`` to ``f_sum[t[b], d]``, where that is inside.
+
 Legal is any sum that the loops of ``g`` around the place go through exactly once. A loop that the sum and its terms lack would add them
 again. A label of the sum may be made of two loops, as ``h`` of ``4 * i + j`` in the gradients of grouped heads; see ``_place_of_pairs``.
 """
@@ -32,6 +34,7 @@ from dataclasses import dataclass, replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
+from ...lang.parts.picked_terms import conjuncts
 from ...lang.schedule import AccumulateAt, Accumulation, Bare, FuseAt, Names, Primitive, Program, Schedule, Sized, Sizes, host
 from ...lang.schedule_checks import reduction_labels
 from .kernel_partition import funcs_in_kernel
@@ -156,9 +159,23 @@ class _Accumulated:
         for label in (*self.made.labels, *node.labels):
             if label in bound:
                 found[label] = ex.Label(label)
+            elif (data := self._picking(node, label, bound)) is not None:
+                found[label] = data
             elif (place := self._place_of_pairs(node, label, bound)) is not None:
                 found[label] = place
         return found
+
+    def _picking(self, node: ex.Expr, label: str, bound: tuple[str, ...]) -> ex.Expr | None:
+        """Return the data that terms of the sum have to equal ``label``: ``t[b]`` of ``where(t[b] == v, s[b, k], 0)``."""
+        match node:
+            case ex.Reduce("sum", ex.Call("where", (condition, _, ex.Const(0)))):
+                for test in conjuncts(condition):
+                    match test:
+                        case ex.Binary("==", data, ex.Label(name)) if name == label and any(ex.accesses(data)) and ex.free_labels(data) <= {*bound}:
+                            if self.asked.ordered:
+                                raise self._refuse("elements that data names are added to in any order", f"{label}, which {data} names", "accumulate_at without ordered")
+                            return data
+        return None
 
     def _place_of_pairs(self, node: ex.Expr, label: str, bound: tuple[str, ...]) -> ex.Expr | None:
         """Return ``4 * i + j`` for a label ``h`` where the host reads ``t[4 * i + j]``, the terms ``t[h]`` and, as a factor, ``K[h / 4]``.
@@ -189,7 +206,7 @@ class _Accumulated:
 
     def _check_once(self, places: dict[str, ex.Expr], bound: tuple[str, ...]) -> None:
         """Check that each loop around the place is one label of the sum or its terms, or one of a pair, and of one label only."""
-        used = [x for place in places.values() for x in ex.free_labels(place)]
+        used = [x for place in places.values() if not any(ex.accesses(place)) for x in ex.free_labels(place)]
         for label in bound:
             if used.count(label) > 1:
                 raise self._refuse(f"a loop of {self.host} is one label of {self.made.name}", f"{label}, which is two", "distinct labels")
@@ -236,7 +253,8 @@ class _Accumulated:
         first = algorithm.needed_by((self.host, *self._needed(node)))
         before, after = ([d for d in rest if (d.name in first) == early] for early in (True, False))
         algorithm = algorithm.with_definitions((*before, added, *after))
-        algorithm = replace(algorithm, rvars=(*algorithm.rvars, *numbers))
+        named = {a.tensor for _, place in places for a in ex.accesses(place)}
+        algorithm = replace(algorithm, rvars=(*algorithm.rvars, *numbers), whole_inputs=algorithm.whole_inputs | named)
         record = Accumulation(name, made.name, self.host, places, numbers, self.asked.ordered, plain and not in_place, *self._cut())
         schedule = self._schedule(name, in_place, numbers, dict(places))
         return replace(

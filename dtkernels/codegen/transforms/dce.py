@@ -61,3 +61,12 @@ def _keep(body: tuple[Statement, ...], names: set[str], axes: set[Axis]) -> tupl
         else:
             kept.append(s)
     return tuple(kept)
+
+
+def without_stores(body: tuple[Statement, ...], buffer: str) -> tuple[Statement, ...]:
+    """Remove the stores to a buffer that nothing reads."""
+    return tuple(
+        replace(s, body=without_stores(s.body, buffer)) if isinstance(s, Loop) else s
+        for s in body
+        if not (isinstance(s, (Store, DescriptorStore)) and s.buffer == buffer)
+    )

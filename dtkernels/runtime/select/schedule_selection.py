@@ -181,9 +181,11 @@ def check_resources_of(program: Program, outputs: tuple[str, ...], sizes: dict[s
         check_resources(kernel, sizes, itemsizes, target)
 
 
-def by_default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Program:
-    """Combine an algorithm with the default schedule for exactly these sizes."""
+def by_default_schedule(
+    algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target, in_order: bool = False
+) -> Program:
+    """Combine an algorithm with the default schedule for exactly these sizes. ``in_order``: sums have a fixed order."""
     from ...autoschedule.default_schedule import default_schedule
     from ...lang.schedule import Program
 
-    return Program(algorithm, default_schedule(algorithm, outputs, sizes, itemsize, target))
+    return Program(algorithm, default_schedule(algorithm, outputs, sizes, itemsize, target, in_order))

@@ -15,6 +15,7 @@ from ...codegen.powers_of_two import next_power_of_two
 from ...codegen.target import Target
 from ...lang.errors import DTError
 from ..log import log, warn_once
+from .addition_order import fixed_order
 from .row_ranking import Candidate
 from .schedule_selection import Choice, by_default_schedule, check_resources_of, default_may_be_faster, scheduled, settled
 from .size_buckets import bucket_anchor
@@ -75,7 +76,7 @@ class ScheduleCache:
         near = {label: n if label in self.fixed else bucket_anchor(n) for label, n in choice.sizes.items()}
         if near != choice.sizes and not self._fits(tuple(near.items()), _powers(choice.sizes), itemsize, target):
             near = dict(choice.sizes)
-        return PlannedKernel(self._default_program(tuple(near.items()), itemsize, target), None, near)
+        return PlannedKernel(self._default_program(tuple(near.items()), itemsize, target, fixed_order()), None, near)
 
     def _read(self, text: str, powers: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target) -> Program | DTError:
         """Return the program of a row's schedule, or the error if it does not fit."""
@@ -86,13 +87,13 @@ class ScheduleCache:
             return error.with_traceback(None)
         return program
 
-    def _make_default_program(self, sizes: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target) -> Program:
-        return by_default_schedule(self.algorithm(), self.outputs, dict(sizes), itemsize, target)
+    def _make_default_program(self, sizes: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target, in_order: bool) -> Program:
+        return by_default_schedule(self.algorithm(), self.outputs, dict(sizes), itemsize, target, in_order)
 
     def _is_legal(self, asked: tuple[tuple[str, int], ...], powers: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target) -> bool:
         """Tell whether the default schedule of sizes ``asked`` is legal at sizes with these next powers of two."""
         try:
-            check_resources_of(self._default_program(asked, itemsize, target), self.outputs, dict(powers), itemsize, target)
+            check_resources_of(self._default_program(asked, itemsize, target, fixed_order()), self.outputs, dict(powers), itemsize, target)
         except DTError:
             return False
         return True

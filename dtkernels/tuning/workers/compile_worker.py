@@ -112,7 +112,7 @@ class CpuWorker:
         assert found is not None
         for text in family_texts(work.group) if families else ():
             self._family(work, completed(text, first, outputs), found)
-        found.default = split_by_kernel(algorithm, outputs, str(default_schedule(*asked)))  # one of the above, whatever its estimate
+        found.default = split_by_kernel(algorithm, outputs, str(default_schedule(*asked, in_order=True)))  # one of the above, whatever its estimate
         found.cuts.setdefault(found.default.fused, found.default)
         found.plans |= {p: self._cost(work, found.default, p.root) for p in found.default.plans if p not in found.plans}
         for text in earlier:

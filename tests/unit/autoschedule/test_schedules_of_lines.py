@@ -25,10 +25,10 @@ MAMBA = "Func h, f; In D, A, B, C; Var b, t, d, n; h[b, t, d, n] = rrecur(exp(D[
 HEADS = {"h": 64, "m": 2048, "l": 2048, "d": 64, "n": 64}
 
 
-def scheduled(algorithm, outputs, sizes):
+def scheduled(algorithm, outputs, sizes, in_order=False):
     algorithm = prepare_algorithm(algorithm, outputs)
     sizes = {x: next(n for y, n in sizes.items() if y == x or y in algorithm.tied_labels(x)) for x in algorithm.labels}
-    found = default_schedule(algorithm, outputs, sizes, 2, H100)
+    found = default_schedule(algorithm, outputs, sizes, 2, H100, in_order)
     known = Known.of(with_operands(algorithm, found.subjects()), outputs)
     return algorithm, found, predicted_time(str(found), known, sizes, typed(algorithm, sizes, 2)[1], H100)
 
@@ -85,11 +85,14 @@ def test_steps_of_a_scan_are_loaded_together():
 
 @pytest.mark.parametrize("form", ["plain", "scaled"])
 def test_a_block_of_a_sum_of_what_data_picks_has_one_element_of_the_label_that_picks(form):
-    """What lies between the first element of one class and the last of another is nearly everything: 4 s for a gradient of 1 GiB on an H100."""
+    """What lies between the first element of one class and the last of another is nearly everything: 4 s for a gradient of 1 GiB on an H100.
+
+    Where the order of sums is free, each term is added where its index says (tests/unit/codegen/test_picked_terms.py).
+    """
     value = {"plain": "W[t[x], y]", "scaled": "W[t[x], y] * s[x]"}[form]
     program = parse(f"Func f; In W, t{', s' if form == 'scaled' else ''}; Var x, y; f[x, y] = {value}; Extent y = W[1];")
     g = gradient(differentiable_form(program.algorithm, ("f",)), ("f",), ("W",))
-    algorithm, found, _ = scheduled(g.backward, ("d_W",), {"x": 4096, "y": 4096, "W_0": 128256})
+    algorithm, found, _ = scheduled(g.backward, ("d_W",), {"x": 4096, "y": 4096, "W_0": 128256}, in_order=True)
     blocks = {label: size.size for p in found.primitives if p.name == "block" and p.func == "d_W" for label, size in ((s.label, s) for s in p.args)}
     assert blocks["W_0"] == 1 and blocks["y"] == 512, str(found)
     bounds = {label.label: label.size for p in found.primitives if p.name == "block" and p.func == "d_W_first" for label in p.args}

@@ -6,9 +6,9 @@ import pytest
 
 from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.cost.kernel_plan import plans
-from dtkernels.autoschedule.cost.kernel_work import Work
 from dtkernels.autoschedule.cost.outline import Known, Outline
 from dtkernels.autoschedule.cost.predicted_time import predicted_time
+from dtkernels.autoschedule.cost.work import Work
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.powers_of_two import next_power_of_two
 from dtkernels.codegen.target import target

@@ -1,0 +1,85 @@
+# ruff: noqa: E501 (programs read best on one line)
+"""Sums over the elements that data picks, added to memory where their indices say: in the interpreter, by themselves and as gradients of gathers."""
+
+import re
+from inspect import signature
+
+import pytest
+import torch
+
+import dtkernels
+from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.codegen.emit.module import emit
+from dtkernels.codegen.target import target
+from dtkernels.lang.schedule import Program
+from dtkernels.runtime.bind.operator import Operator
+from dtkernels.runtime.build.source_cache import load_module
+
+ROWS = "Func f; In X, t, A; Var v, k; RVar b; Extent v = A[0]; f[v, k] = rsum(where(t[b] == v, X[b, k] * 2, 0), b); "
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize("schedule", [
+    "f_terms.block(b:8, k:16); f_terms.tensorize(b:8, k:16); ", "f_terms.block(b:1, k:32); f_terms.tensorize(b:1, k:32); ",
+    "f_terms.block(b:16, k:8); f_terms.tensorize(b:4, k:8); f.block(v:4); f.tensorize(v:4, k:0); ", "f_terms.block(b:4); f_terms.tensorize(b:4, k:0); ",
+])  # fmt: skip
+def test_each_term_is_added_to_the_element_that_its_index_names(schedule, dtype):
+    x, a, t = torch.randn(37, 19), torch.empty(11, 1), torch.randint(0, 11, (37,), dtype=dtype)
+    got = dtkernels.compile(ROWS + schedule + "f.accumulate_at(f_terms, k);")(X=x, t=t, A=a)
+    truth = torch.zeros(11, 19, dtype=torch.float64).index_add_(0, t.long(), 2 * x.double())
+    torch.testing.assert_close(got.double(), truth, rtol=1e-5, atol=1e-5)
+
+
+def test_indices_outside_are_left_out():
+    x, a, t = torch.ones(6, 3), torch.empty(4, 1), torch.tensor([-1, 0, 3, 4, 100, 3])
+    got = dtkernels.compile(ROWS + "f_terms.block(b:4); f_terms.tensorize(b:4, k:0); f.accumulate_at(f_terms, k);")(X=x, t=t, A=a)
+    assert got[:, 0].tolist() == [2, 0, 0, 4]
+
+
+GATHERS = {
+    "rows": ("f[b, k] = A[t[b], k] * 2;", {"A": (11, 19), "t": (37,)}, lambda A, t: A[t] * 2),
+    "two tables": ("f[b, k] = A[s[b], k] * B[t[b], k];", {"A": (9, 5), "B": (7, 5), "s": (23,), "t": (23,)}, lambda A, B, s, t: A[s] * B[t]),
+    "one table twice": ("f[b, k] = A[s[b], k] * A[t[b], k];", {"A": (7, 5), "s": (23,), "t": (23,)}, lambda A, s, t: A[s] * A[t]),
+    "sums of products": ("f[b] = rsum(A[s[b], j] * B[t[b], j], j);", {"A": (9, 5), "B": (7, 5), "s": (23,), "t": (23,)}, lambda A, B, s, t: (A[s] * B[t]).sum(-1)),
+    "elements of rows": ("f[b, k] = A[b, t[b, k]];", {"A": (4, 13), "t": (4, 6)}, lambda A, t: A.gather(1, t)),
+    "numbers": ("f[b, k] = exp(A[t[b, k]]);", {"A": (9,), "t": (4, 6)}, lambda A, t: A[t].exp()),
+    "a product of rows": ("f[b, k] = rdot(A[t[b], j], B[j, k], j);", {"A": (11, 19), "B": (19, 8), "t": (21,)}, lambda A, B, t: A[t] @ B),
+    "sums of rows": ("f[b, k] = rsum(A[t[b, j], k], j);", {"A": (10, 5), "t": (10, 3)}, lambda A, t: A[t].sum(1)),
+    "indices from the end": ("f[b, k] = A[(t[b] - 12) % 11, k];", {"A": (11, 5), "t": (23,)}, lambda A, t: A[(t - 12) % 11]),
+    "a difference": ("f[b, k] = A[b, k] - A[t[b], k];", {"A": (12, 7), "t": (12,)}, lambda A, t: A - A[t]),
+}  # fmt: skip
+TIMES = 1000  #: rows that a schedule is made for, relative to those that it runs at, where nothing is to be gained
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_gradients_of_gathers(name, tmp_path):
+    formula, shapes, reference = GATHERS[name]
+    tables = [n for n in shapes if n in "AB"]
+    labels = sorted({x for x in "bk" if f"{x}," in formula.split("=")[0] or f"{x}]" in formula.split("=")[0]})
+    (tmp_path / "g.yaml").write_text(
+        f"op: g\ndoc: |\n  A gather.\nalgorithm: |\n  Func g; In {', '.join(shapes)}; Var {', '.join(labels)};{' RVar j;' if ', j)' in formula else ''}\n  {formula.replace('f[', 'g[', 1)}\n"
+    )
+    torch.manual_seed(0)
+    given = {n: torch.randn(s).requires_grad_() if n in tables else torch.randint(0, _rows(n, formula, shapes), s) for n, s in shapes.items()}
+    call = Operator(tmp_path / "g.yaml").bind(tuple(given.values()), {})
+    pair = call.variant.pair_for(tuple(tables), call.fitted.tensors)
+    result = reference(**given)
+    adjoint = torch.randn_like(result)
+    known = {**{n: t.detach() for n, t in given.items()}, pair.forward.outputs[0]: result.detach(), next(iter(pair.gradient.adjoints.values())): adjoint}
+    program = pair.backward.algorithm
+    sizes = {x: n * (8 if x in "jk" else TIMES) for x, n in pair.backward.signature.extents({n: known[n] for n in program.inputs}).items()}
+    schedule = default_schedule(program, pair.backward.outputs, sizes, 4, target("h100"))
+    assert schedule.unordered_sums()
+    source = emit(Program(program, schedule), pair.backward.outputs[0], target("h100"))
+    function = getattr(load_module(source, pair.backward.outputs[0]), pair.backward.outputs[0])
+    found = function(**{n: known[n] for n in signature(function).parameters})
+    found = dict(zip(pair.backward.outputs, found if isinstance(found, tuple | list) else [found]))
+    for n, truth in zip(tables, torch.autograd.grad(result, [given[n] for n in tables], adjoint)):
+        torch.testing.assert_close(found[pair.gradient.grads[n]], truth, rtol=1e-5, atol=1e-5)
+
+
+def _rows(index: str, formula: str, shapes: dict[str, tuple[int, ...]]) -> int:
+    """Return how many rows the tables have that ``index`` names one of."""
+    if f"A[b, {index}" in formula:
+        return shapes["A"][1]
+    return min(shapes[table][0] for table in "AB" if re.search(rf"{table}\[\(?{index}\[", formula))

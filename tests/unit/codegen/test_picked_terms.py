@@ -1,0 +1,93 @@
+# ruff: noqa: E501 (programs read best on one line)
+"""Sums over the elements that data picks: their terms by name, added to memory where their indices say. Without torch."""
+
+from dataclasses import replace
+
+import pytest
+
+from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.cost.outline import Known
+from dtkernels.autoschedule.cost.predicted_time import predicted_time
+from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.codegen.pipeline import lower
+from dtkernels.codegen.target import target
+from dtkernels.lang import parse
+from dtkernels.lang.algorithm import with_operands
+from dtkernels.lang.errors import DTError
+from dtkernels.lang.parts.picked_terms import picked_term_names
+from dtkernels.lang.schedule import Program
+
+HEAD = "Func f; In X, t, A; Var v, k; RVar b; Extent v = A[0]; "
+ROWS = HEAD + "f[v, k] = rsum(where(t[b] == v, X[b, k] * 2, 0), b); "
+PICKED = {
+    "rows": (ROWS, "f_terms[b, k] = X[b, k] * 2;", "f[v, k] = rsum(where(t[b] == v, f_terms[b, k], 0), b);"),
+    "with another condition": (
+        HEAD + "f[v, k] = rsum(where(t[b] == v and X[b, k] > 0, X[b, k], 0), b);",
+        "f_terms[b, k] = where(X[b, k] > 0, X[b, k], 0);", "f[v, k] = rsum(where(t[b] == v, f_terms[b, k], 0), b);",
+    ),
+    "with arithmetic around": (
+        "Func f; In X, t, A; Var v, k; RVar b; f[v, k] = A[v, k] - rsum(where(v == t[b], X[b, k], 0), b);",
+        "f_terms[b, k] = X[b, k];", "f[v, k] = A[v, k] - rsum(where(t[b] == v, f_terms[b, k], 0), b);",
+    ),
+    "two labels": (
+        "Func f; In X, s, t, A; Var v, w; RVar b; Extent v = A[0]; Extent w = A[1]; f[v, w] = rsum(where(s[b] == v and t[b] == w, X[b], 0), b);",
+        "f_terms[b] = X[b];", "f[v, w] = rsum(where(s[b] == v and t[b] == w, f_terms[b], 0), b);",
+    ),
+}  # fmt: skip
+NOT_PICKED = {
+    "a maximum": HEAD + "f[v, k] = rmax(where(t[b] == v, X[b, k], 0), b);",
+    "terms that vary with the element": HEAD + "f[v, k] = rsum(where(t[b] == v, X[b, k] * v, 0), b);",
+    "a product of rows": "Func f; In X, Y, t, A; Var v, n; RVar b, k; Extent v = A[0]; f[v, n] = rsum(where(t[b] == v, rdot(X[b, k], Y[k, n], k), 0), b);",
+    "not 0 elsewhere": HEAD + "f[v, k] = rsum(where(t[b] == v, X[b, k], 1), b);",
+}  # fmt: skip
+
+
+def prepared(text: str, outputs=("f",)):
+    return prepare_algorithm(parse(text).algorithm, outputs)
+
+
+@pytest.mark.parametrize("name", PICKED)
+def test_terms_and_the_sum_over_them(name):
+    text, terms, added = PICKED[name]
+    algorithm = with_operands(parse(text).algorithm, ["f_terms"])
+    assert [str(d) for d in algorithm.definitions] == [terms, added]
+
+
+@pytest.mark.parametrize("name", NOT_PICKED)
+def test_sums_without_such_terms(name):
+    assert not picked_term_names(parse(NOT_PICKED[name]).algorithm)
+
+
+def test_each_of_several_sums_has_a_func():
+    text = "Func f; In X, s, t, A; Var v, k; RVar b; Extent v = A[0]; f[v, k] = rsum(where(s[b] == v, X[b, k], 0), b) + rsum(where(t[b] == v, X[b, k], 0), b);"
+    algorithm = with_operands(parse(text).algorithm, ["f_terms", "f_terms2"])
+    assert [d.name for d in algorithm.definitions] == ["f_terms", "f_picked", "f_terms2", "f_picked2", "f"]
+    assert str(algorithm["f"]) == "f[v, k] = f_picked[v, k] + f_picked2[v, k];"
+
+
+@pytest.mark.parametrize("in_order, indices, adds", [(False, {"t"}, True), (True, {"t"}, False), (False, set(), False)])
+def test_the_default_schedule_adds_where_order_is_free_and_indices_are_integers(in_order, indices, adds):
+    algorithm = replace(prepared(ROWS), indices=frozenset(indices))
+    sizes = {"v": 20000, "k": 64, "b": 200000}
+    schedule = default_schedule(algorithm, ("f",), sizes, 2, target("h100"), in_order=in_order)
+    assert bool(schedule.unordered_sums()) == adds
+    kernels = lower(Program(algorithm, schedule))
+    assert [k.name for k in kernels][:2] == (["f_sum_zero", "f_terms"] if adds else ["f_first", "f_past"])
+    microseconds = predicted_time(str(schedule), Known.of(with_operands(algorithm, schedule.subjects()), ("f",)), sizes, 2, target("h100"))
+    assert microseconds < 100 if adds else microseconds > 10000
+
+
+def test_few_terms_are_still_looked_for():
+    algorithm = replace(prepared(ROWS), indices=frozenset({"t"}))
+    schedule = default_schedule(algorithm, ("f",), {"v": 4, "k": 64, "b": 4}, 2, target("h100"))
+    assert not schedule.unordered_sums()
+
+
+@pytest.mark.parametrize("schedule, words", [
+    ("f_terms.block(b:8, k:16); f_terms.tensorize(b:8, k:16); f.accumulate_at(f_terms, k, ordered); f.compile();", "elements that data names are added to in any order"),
+    ("f_term.block(b:8); f.compile();", "f_terms"),
+])  # fmt: skip
+def test_refusals(schedule, words):
+    with pytest.raises(DTError, match=words):
+        program = parse(ROWS + schedule)
+        lower(Program(prepare_algorithm(program.algorithm, ("f",)), program.schedule))
