@@ -121,13 +121,13 @@ def _measured_on(gpu: str | None, target: Target) -> Target:
     return (_table_target(gpu) if gpu is not None else None) or target
 
 
-def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target) -> Choice:
-    """Let the default schedule ``text`` compete with the best row.
+def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target, own: Known | None = None) -> Choice:
+    """Let the default schedule ``text`` compete with the best row. ``own``: the outline with the Funcs that it names of operands and terms, if it does.
 
     A measured row of the same tiles tells of it too, where the default schedule is that row's on copies with aligned rows; and one of the same
     kernels, where products wait for each other or two tiles hold what the row holds by one: the model errs on both alike.
     """
-    first, there = choice.usable[0], predicted_time(text, known, dict(bucket_of(choice.sizes)), ITEMSIZE[dtype], target)
+    first, there = choice.usable[0], predicted_time(text, own or known, dict(bucket_of(choice.sizes)), ITEMSIZE[dtype], target)
     waiting = sum(len(f.products) for f in known.outline.funcs) > 1
     same = tiles_of if copied_inputs(text) else kernels_of if waiting or halved_labels(text) else None
     told = [c for c in choice.usable if c.exact and c.row.measured and c.row.microseconds and not copied_inputs(c.row.schedule)] if same else []

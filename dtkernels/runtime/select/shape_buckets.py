@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ...autoschedule.cost.outline import Known
 from ...codegen.powers_of_two import next_power_of_two
 from ...codegen.target import Target
 from ...lang.errors import DTError
@@ -21,10 +22,9 @@ from .schedule_selection import Choice, by_default_schedule, check_resources_of,
 from .size_buckets import bucket_anchor
 
 if TYPE_CHECKING:
-    from ...autoschedule.cost.outline import Known
     from ...codegen.analysis.product_types import InputTypes
     from ...lang.algorithm import Algorithm
-    from ...lang.schedule import Program
+    from ...lang.schedule import Program, Schedule
 
 REMEMBERED = 256  #: schedules cached per kind of call
 
@@ -67,9 +67,16 @@ class ScheduleCache:
         if not default_may_be_faster(choice, known):
             return choice
         try:
-            return settled(choice, str(self.default_plan(choice, itemsize, target).program.schedule), dtype, known, target)
+            schedule = self.default_plan(choice, itemsize, target).program.schedule
         except DTError:
             return choice
+        return settled(choice, str(schedule), dtype, known, target, self._with_terms(schedule))
+
+    def _with_terms(self, schedule: Schedule) -> Known | None:
+        """Return the outline with the terms that a schedule adds to memory. Without them such a kernel would be no part of its time."""
+        from ...lang.algorithm import with_operands
+
+        return Known.of(with_operands(self.algorithm(), schedule.subjects()), self.outputs) if schedule.unordered_sums() else None
 
     def default_plan(self, choice: Choice, itemsize: int | InputTypes, target: Target) -> PlannedKernel:
         """Return the program of the default schedule, made at the bucket's anchor where that is legal at these sizes, else at these sizes."""

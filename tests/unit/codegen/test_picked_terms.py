@@ -16,6 +16,7 @@ from dtkernels.lang.algorithm import with_operands
 from dtkernels.lang.errors import DTError
 from dtkernels.lang.parts.picked_terms import picked_term_names
 from dtkernels.lang.schedule import Program
+from dtkernels.runtime.select.shape_buckets import ScheduleCache
 
 HEAD = "Func f; In X, t, A; Var v, k; RVar b; Extent v = A[0]; "
 ROWS = HEAD + "f[v, k] = rsum(where(t[b] == v, X[b, k] * 2, 0), b); "
@@ -91,3 +92,12 @@ def test_refusals(schedule, words):
     with pytest.raises(DTError, match=words):
         program = parse(ROWS + schedule)
         lower(Program(prepare_algorithm(program.algorithm, ("f",)), program.schedule))
+
+
+def test_beside_rows_of_a_table_the_additions_have_their_time():
+    algorithm, sizes = replace(prepared(ROWS), indices=frozenset({"t"})), {"v": 20000, "k": 64, "b": 200000}
+    cache = ScheduleCache(lambda: algorithm, ("f",))
+    schedule = default_schedule(algorithm, ("f",), sizes, 2, target("h100"))
+    known = cache._with_terms(schedule)
+    assert known is not None and predicted_time(str(schedule), known, sizes, 2, target("h100")) > 20
+    assert cache._with_terms(default_schedule(algorithm, ("f",), sizes, 2, target("h100"), in_order=True)) is None
