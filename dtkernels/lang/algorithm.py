@@ -72,9 +72,9 @@ class Algorithm:
     stands_for: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), compare=False, repr=False)
     #: inputs that hold integers or truth values in the calls that kernels are made for; masked loads never fill them with -inf
     integral: frozenset[str] = field(default=frozenset(), repr=False)
-    #: inputs that hold integers, as a call has checked, though no index has them any more
+    #: inputs and scalars that hold integers, as a call has checked, though no index has them any more
     whole_inputs: frozenset[str] = field(default=frozenset(), repr=False)
-    #: inputs of a derived backward that the forward indexes with: they hold integers, though here they are only compared
+    #: inputs and scalars of a derived backward that the forward indexes with: they hold integers, though here they are only compared
     indices: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     #: (input, "e4m3" or "e5m2"): inputs that hold float8 in the calls that kernels are made for
     float8: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -189,9 +189,10 @@ class Algorithm:
         return TORCH_NAMES[e.dtype] if isinstance(e, Cast) else self.integer_funcs.get(func, "")
 
     def integer_scalars(self) -> frozenset[str]:
-        """Return the scalars used in an index."""
+        """Return the scalars used in an index, and those that one was made of before a schedule changed the program."""
         operated = (n for d in self.definitions for n in d.expr.walk() if _takes_integers(n))
         inside = frozenset(n.name for operator in operated for n in _leaves(operator) if isinstance(n, Scalar))
+        inside |= self.whole_inputs & frozenset(self.scalars)
         return inside | frozenset(n.name for a in self._accesses() for i in a.index for n in i.walk() if isinstance(n, Scalar))
 
     def _accesses(self) -> Iterator[Access]:

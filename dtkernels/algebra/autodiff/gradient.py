@@ -425,7 +425,7 @@ class _Reverse:
         definitions = a.definitions + tuple(self.new)
         extents = a.extents + tuple(dict.fromkeys(self.new_extents))
         formulas = a.formulas + tuple(dict.fromkeys(self.new_formulas))
-        whole = replace(a, inputs=a.inputs + adjoints, rvars=a.rvars + tuple(self.new_labels), extents=extents, formulas=formulas, indices=a.integer_inputs())
+        whole = replace(a, inputs=a.inputs + adjoints, rvars=a.rvars + tuple(self.new_labels), extents=extents, formulas=formulas, indices=a.integer_inputs() | a.integer_scalars())
         whole = told = whole.with_definitions(definitions)
         if formulas:  # what an adjoint's shape tells needs no formula, and so no input that only the formula reads
             whole = replace(whole, formulas=tuple(f for f in formulas if whole.extent_source(f[0]) is None))

@@ -253,7 +253,8 @@ class _Accumulated:
         first = algorithm.needed_by((self.host, *self._needed(node)))
         before, after = ([d for d in rest if (d.name in first) == early] for early in (True, False))
         algorithm = algorithm.with_definitions((*before, added, *after))
-        named = {a.tensor for _, place in places for a in ex.accesses(place)}
+        data = [place for _, place in places if any(ex.accesses(place))]
+        named = {n.tensor if isinstance(n, ex.Access) else n.name for place in data for n in place.walk() if isinstance(n, (ex.Access, ex.Scalar))}
         algorithm = replace(algorithm, rvars=(*algorithm.rvars, *numbers), whole_inputs=algorithm.whole_inputs | named)
         record = Accumulation(name, made.name, self.host, places, numbers, self.asked.ordered, plain and not in_place, *self._cut())
         schedule = self._schedule(name, in_place, numbers, dict(places))

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 import dtkernels
+from dtkernels.algebra.autodiff.gradient import gradient
+from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
+from dtkernels.lang import parse
 from dtkernels.lang.schedule import Program
 from dtkernels.runtime.bind.operator import Operator
 from dtkernels.runtime.build.source_cache import load_module
@@ -49,6 +52,20 @@ GATHERS = {
     "a difference": ("f[b, k] = A[b, k] - A[t[b], k];", {"A": (12, 7), "t": (12,)}, lambda A, t: A - A[t]),
 }  # fmt: skip
 TIMES = 1000  #: rows that a schedule is made for, relative to those that it runs at, where nothing is to be gained
+
+
+def test_an_index_may_be_arithmetic_with_a_scalar():
+    """As torch counts from the end: ``A[t]`` of a fused function is ``A[t[b] % n, k]``."""
+    forward = differentiable_form(parse("Func f; In A, t; SIn n; Var b, k; f[b, k] = A[t[b] % n, k] * 3;").algorithm, ("f",))
+    backward = prepare_algorithm(gradient(forward, ("f",), ("A",)).backward, ("d_A",))
+    schedule = default_schedule(backward, ("d_A",), {"b": 8192, "k": 512, "A_0": 50000}, 4, target("h100"))
+    assert schedule.unordered_sums()
+    module = load_module(emit(Program(backward, schedule), "d_A", target("h100")), "d_A")
+    a, t, adjoint = torch.empty(11, 19), torch.randint(-11, 11, (37,)), torch.randn(37, 19)
+    given = {"A": a, "t": t, "d_f": adjoint, "n": 11}
+    got = module.d_A(**{name: given[name] for name in signature(module.d_A).parameters})
+    truth = torch.zeros(11, 19, dtype=torch.float64).index_add_(0, t % 11, 3 * adjoint.double())
+    torch.testing.assert_close(got.double(), truth, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", GATHERS)
