@@ -125,6 +125,10 @@ def test_a_product_of_rank_one_reads_the_matrix_as_a_matrix_vector_product_does(
 @pytest.mark.parametrize("text, sizes", [
     (RANK_ONE, {"m": 16100, "n": 200, "k": 3730, "l": 2}),  # the matrix would be read twice
     (RANK_ONE, {"m": 16100, "n": 2000, "k": 3730, "l": 1}), (RANK_ONE, {"m": 16100, "n": 200, "k": 30, "l": 1}),
+    ("Func s, f; In A, B, C; Var h, m, n; RVar k, l; s[h, m, l] = rdot(A[h, m, k], B[h, k, l], k); f[h, m, n] = rdot(s[h, m, l], C[h, l, n], l);",
+     {"h": 8, "m": 16100, "n": 100, "k": 3730, "l": 1}),
+    ("Func s, f; In A, B, C; Var m, n; RVar k, j, l; s[m, l] = rdot(A[m, j, k], B[j, k, l], j, k); f[m, n] = rdot(s[m, l], C[l, n], l);",
+     {"m": 16, "n": 100, "k": 3730, "j": 300, "l": 1}),
     ("Func z, f; In Q, K, V; Var m, d; RVar k, l; z[m, l] = exp(rdot(Q[m, k], K[l, k], k)); f[m, d] = rdot(z[m, l], V[l, d], l) / rsum(z[m, l], l);",
      {"m": 4096, "d": 256, "k": 256, "l": 1}),
 ])  # fmt: skip

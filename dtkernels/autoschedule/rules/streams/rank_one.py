@@ -35,9 +35,9 @@ def rank_one_configs(shape: SchedulingProblem, root: str, members: list[str]) ->
         return
     along, across = sides_of_largest(shape, root, members, (*own, *inner.labels))
     columns = [x for x in own if x not in across]
-    if len(along) != 1 or along[0] not in inner.labels or not across or shape.sizes[along[0]] < SHORTEST:
+    if len(along) != 1 or along[0] not in inner.labels or not {*across} & {*own} or shape.sizes[along[0]] < SHORTEST:
         return
-    if math.prod(next_power_of_two(shape.sizes[x]) for x in columns) > WIDEST:
+    if {*columns} & ex.free_labels(inner) or math.prod(next_power_of_two(shape.sizes[x]) for x in columns) > WIDEST:
         return
     (terms,), (row,) = along, across
     block = next((n for n in (4, 2) if shape.programs({row: n}) >= FULL * shape.target.multiprocessors), 1)
