@@ -68,9 +68,9 @@ class ScheduleCache:
             return choice
         try:
             schedule = self.default_plan(choice, itemsize, target).program.schedule
+            return settled(choice, str(schedule), dtype, known, target, self._with_terms(schedule))
         except DTError:
             return choice
-        return settled(choice, str(schedule), dtype, known, target, self._with_terms(schedule))
 
     def _with_terms(self, schedule: Schedule) -> Known | None:
         """Return the outline with the terms that a schedule adds to memory. Without them such a kernel would be no part of its time."""
