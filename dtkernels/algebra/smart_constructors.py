@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 
 from ..lang import expr as ex
 
@@ -141,18 +140,17 @@ def simplify(e: ex.Expr, index: bool = False) -> ex.Expr:
 
 def factors_of(node: ex.Expr) -> list[ex.Expr]:
     """Return the factors of a product; the expression itself if it is not a product."""
-    return [*factors_of(node.left), *factors_of(node.right)] if isinstance(node, ex.Binary) and node.op == "*" else [node]
+    return ex.operands_of(node, "*")
 
 
 def product(factors: Sequence[ex.Expr]) -> ex.Expr:
     """Return the product of ``factors`` as it stands, without simplification; 1 for none."""
-    return reduce(lambda a, b: ex.Binary("*", a, b), factors) if factors else ONE
+    return ex.joined("*", factors) if factors else ONE
 
 
 def conjuncts_of(condition: ex.Expr) -> list[ex.Expr]:
     """Return the conditions that ``and`` joins; the condition itself if there is one only."""
-    joined = isinstance(condition, ex.Binary) and condition.op == "and"
-    return [*conjuncts_of(condition.left), *conjuncts_of(condition.right)] if joined else [condition]  # type: ignore[attr-defined]
+    return ex.operands_of(condition, "and")
 
 
 def replaced(e: ex.Expr, by: dict[ex.Expr, ex.Expr]) -> ex.Expr:

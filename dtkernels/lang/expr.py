@@ -7,9 +7,9 @@ parameters are distinguished after the whole program is parsed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
 from typing import Any
 
 from .errors import Position
@@ -347,6 +347,16 @@ class Write(Expr):
 
 INF = Const(math.inf)
 NEG_INF = Unary("-", INF)
+
+
+def operands_of(expr: Expr, op: str) -> list[Expr]:
+    """Return what a chain of ``op`` joins, from left to right; the expression itself if it is no such chain."""
+    return [*operands_of(expr.left, op), *operands_of(expr.right, op)] if isinstance(expr, Binary) and expr.op == op else [expr]
+
+
+def joined(op: str, operands: Iterable[Expr]) -> Expr:
+    """Return the chain of ``op`` that joins ``operands``, of which there is one at least."""
+    return reduce(lambda a, b: Binary(op, a, b), operands)
 
 
 def free_labels(expr: Expr) -> frozenset[str]:

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
 from typing import TYPE_CHECKING
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
-from ...lang.parts.picked_terms import conjuncts
 from ...lang.schedule import Accumulation
 from ..ir import nest
 from ..ir.nest import (
@@ -94,9 +92,8 @@ def _without_tests(node: ex.Reduce | ex.Dot, asked: Accumulation) -> ex.Reduce |
     known = {ex.Binary("==", place, ex.Label(label)) for label, place in asked.places if any(ex.accesses(place))}
     match node:
         case ex.Reduce("sum", ex.Call("where", (condition, value, ex.Const(0))) as picked) if known:
-            rest = [c for c in conjuncts(condition) if c not in known]
-            tests = reduce(lambda a, b: ex.Binary("and", a, b), rest) if rest else None
-            return replace(node, arg=value if tests is None else replace(picked, args=(tests, *picked.args[1:])))
+            rest = [c for c in ex.operands_of(condition, "and") if c not in known]
+            return replace(node, arg=replace(picked, args=(ex.joined("and", rest), *picked.args[1:])) if rest else value)
     return node
 
 

@@ -34,7 +34,6 @@ from dataclasses import dataclass, replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
-from ...lang.parts.picked_terms import conjuncts
 from ...lang.schedule import AccumulateAt, Accumulation, Bare, FuseAt, Names, Primitive, Program, Schedule, Sized, Sizes, host
 from ...lang.schedule_checks import reduction_labels
 from .kernel_partition import funcs_in_kernel
@@ -169,7 +168,7 @@ class _Accumulated:
         """Return the data that terms of the sum have to equal ``label``: ``t[b]`` of ``where(t[b] == v, s[b, k], 0)``."""
         match node:
             case ex.Reduce("sum", ex.Call("where", (condition, _, ex.Const(0)))):
-                for test in conjuncts(condition):
+                for test in ex.operands_of(condition, "and"):
                     match test:
                         case ex.Binary("==", data, ex.Label(name)) if name == label and any(ex.accesses(data)) and ex.free_labels(data) <= {*bound}:
                             if self.asked.ordered:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..expr import Access, Binary, Call, Const, Dot, Expr, Label, Reduce, Reshape, Scan, accesses, free_labels
+from ..expr import Access, Binary, Call, Const, Dot, Expr, Label, Reduce, Reshape, Scan, accesses, free_labels, joined, operands_of
 
 if TYPE_CHECKING:
     from ..algorithm import Algorithm, Definition
@@ -42,11 +42,8 @@ class PickedTerms:
 
     def read(self, name: str) -> Reduce:
         """Return the sum over the named terms."""
-        tests: Expr | None = None
-        for label, data in self.places:
-            test = Binary("==", data, Label(label))
-            tests = test if tests is None else Binary("and", tests, test)
-        terms = Call("where", (tests, Access(name, tuple(map(Label, self.labels))), Const(0)))  # type: ignore[arg-type]
+        tests = joined("and", (Binary("==", data, Label(label)) for label, data in self.places))
+        terms = Call("where", (tests, Access(name, tuple(map(Label, self.labels))), Const(0)))
         return Reduce("sum", terms, self.node.labels)
 
 
@@ -101,11 +98,9 @@ def _picked(algorithm: Algorithm, d: Definition, node: Expr, adding: str) -> Pic
     if inner > 1 or not isinstance(node, (Reduce, Dot)) or isinstance(node, Reduce) and node.kind != "sum":
         return None
     tests: list[tuple[str, Expr]] = []
-    factors = [_stripped(algorithm, d, node, e, tests) for e in _factors(node)]
+    terms = (node.left, node.right) if isinstance(node, Dot) else (node.arg,)
+    value = joined("*", (_stripped(algorithm, d, node, factor, tests) for term in terms for factor in operands_of(term, "*")))
     places = tuple(dict.fromkeys(tests))
-    value = factors[0]
-    for f in factors[1:]:
-        value = Binary("*", value, f)
     used = free_labels(value) | {x for _, data in places for x in free_labels(data)}
     picked = {label for label, _ in places}
     if not places or len(picked) < len(places) or used & picked or not {*node.labels} <= used:
@@ -124,30 +119,17 @@ def _in_memory_order(value: Expr, places: tuple[tuple[str, Expr], ...], labels: 
     return (*(x for x in labels if x not in order), *dict.fromkeys(order))
 
 
-def _factors(node: Reduce | Dot) -> Iterator[Expr]:
-    def below(e: Expr) -> Iterator[Expr]:
-        match e:
-            case Binary("*", a, b):
-                yield from below(a)
-                yield from below(b)
-            case _:
-                yield e
-
-    for e in (node.left, node.right) if isinstance(node, Dot) else (node.arg,):
-        yield from below(e)
-
-
 def _stripped(algorithm: Algorithm, d: Definition, node: Reduce | Dot, e: Expr, tests: list[tuple[str, Expr]]) -> Expr:
     """Return a factor without the tests that pick its terms, which join ``tests``, and without the bounds that follow from them."""
     match e:
         case Call("where", (condition, value, Const(0))):
-            rest = None
-            for c in conjuncts(condition):
+            rest = []
+            for c in operands_of(condition, "and"):
                 if (place := _place(d, node, c)) is not None:
                     tests.append(place)
                 elif not _is_bound(algorithm, d, node, c):
-                    rest = c if rest is None else Binary("and", rest, c)
-            return value if rest is None else Call("where", (rest, value, Const(0)))
+                    rest.append(c)
+            return Call("where", (joined("and", rest), value, Const(0))) if rest else value
     return e
 
 
@@ -165,14 +147,9 @@ def _is_bound(algorithm: Algorithm, d: Definition, node: Reduce | Dot, test: Exp
     match test:
         case Binary(">=" | "<", Label(label), Access(func)) if label in node.labels and func in algorithm:
             inner = [n for n in algorithm[func].expr.walk() if isinstance(n, Reduce) and n.kind in ("min", "max")]
-            return any(_place(d, node, c) is not None for n in inner for e in n.walk() if isinstance(e, Call) and e.fn == "where" for c in conjuncts(e.args[0]))
+            conditions = (e.args[0] for n in inner for e in n.walk() if isinstance(e, Call) and e.fn == "where")
+            return any(_place(d, node, c) is not None for condition in conditions for c in operands_of(condition, "and"))
     return False
 
 
-def conjuncts(condition: Expr) -> list[Expr]:
-    """Return the conditions that ``and`` joins."""
-    joined = isinstance(condition, Binary) and condition.op == "and"
-    return [*conjuncts(condition.left), *conjuncts(condition.right)] if joined else [condition]  # type: ignore[attr-defined]
-
-
-__all__ = ["PickedTerms", "conjuncts", "picked_term_names", "with_picked_terms"]
+__all__ = ["PickedTerms", "picked_term_names", "with_picked_terms"]

@@ -18,10 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import TYPE_CHECKING
 
-from ..expr import Access, Binary, Dot, Expr, Label, Reduce, Reshape, Scan, accesses, free_labels
+from ..expr import Access, Dot, Expr, Label, Reduce, Reshape, Scan, accesses, free_labels, joined, operands_of
 
 if TYPE_CHECKING:
     from ..algorithm import Algorithm, Definition
@@ -38,7 +37,7 @@ class SharedSum:
 
     @property
     def sum(self) -> Reduce:
-        return Reduce("sum", _product(self.factors), self.over)
+        return Reduce("sum", joined("*", self.factors), self.over)
 
     def within(self, node: Expr) -> list[Expr] | None:
         """Return the other factors of the terms of ``node``, if it is a sum that this one is a part of, else None."""
@@ -79,7 +78,7 @@ def with_shared_sum(algorithm: Algorithm, name: str, shared: SharedSum) -> Algor
         outside = shared.within(node)
         if outside is None:
             return node
-        terms = _product((*outside, access))
+        terms = joined("*", (*outside, access))
         rest = tuple(x for x in node.labels if x not in shared.over)  # type: ignore[attr-defined]
         return Reduce("sum", terms, rest) if rest else terms
 
@@ -120,20 +119,8 @@ def _shared(one: Reduce, other: Reduce, order: tuple[str, ...]) -> SharedSum | N
 
 def _cut(node: Expr, over: set[str]) -> tuple[list[Expr], list[Expr]]:
     """Return the factors of the terms of a sum that vary along ``over``, and the others."""
-    factors = list(_factors(node.arg))  # type: ignore[attr-defined]
+    factors = operands_of(node.arg, "*")  # type: ignore[attr-defined]
     return [f for f in factors if free_labels(f) & over], [f for f in factors if not free_labels(f) & over]
-
-
-def _factors(e: Expr) -> Iterator[Expr]:
-    if isinstance(e, Binary) and e.op == "*":
-        yield from _factors(e.left)
-        yield from _factors(e.right)
-    else:
-        yield e
-
-
-def _product(factors: tuple[Expr, ...]) -> Expr:
-    return reduce(lambda a, b: Binary("*", a, b), factors)
 
 
 def _same(some: list[Expr] | tuple[Expr, ...], others: list[Expr] | tuple[Expr, ...]) -> bool:
