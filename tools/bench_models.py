@@ -7,10 +7,10 @@
 
     python tools/bench_models.py --models llama --work generate --lengths 2048 --rounds 1 --repeats 3 --variants sdpa,dtkernels,dtkernels+graphs,sdpa+compile
 
-A variant is a patch, optionally with torch.compile (+compile): sdpa (no patch), liger (its full patch of the model), dtkernels
-(ops="auto"), dtkernels:OP:OP (only these ops); ours also with CUDA graphs for generate (+graphs). Variants run in turn on the same weights, first in the given order, then in
-the opposite one, because a process changes as it runs. The loss and the tokens of each are compared with those of the first
-variant. A table of all figures is printed last.
+A variant is a patch: sdpa (no patch), liger (its full patch of the model), dtkernels (ops="auto"), dtkernels:OP:OP (only these ops). A suffix
+says how it runs: +compile by torch.compile, +backend by torch.compile with dtkernels.compile_backend, +backend:OP:OP with these ops replaced, and
++graphs, ours alone, by CUDA graphs in generate. Variants run in turn on the same weights, first in the given order, then in the opposite one, because
+a process changes as it runs. The loss and the tokens of each are compared with those of the first variant. A table of all figures is printed last.
 
 On a GPU the peak memory is torch's own count. On a CPU it is the growth of the resident set of a process that runs this
 variant alone, from before the model is made to its highest point.
@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ import transformers
 from common.cli_types import Parser, at_least, device, file_to_write, several, some_of
 from dtkernels.integrations.huggingface import patched
 from dtkernels.integrations.huggingface.apply import OPS
+from dtkernels.integrations.torch_compile.report import forget, replacements
+from dtkernels.integrations.torch_compile.table import OPS as REPLACED
 
 import dtkernels
 from dtkernels.lang.errors import error_line
@@ -99,15 +102,41 @@ def variants(text: str) -> tuple[str, ...]:
     """Parse variants separated by commas, for argparse."""
     found = tuple(dict.fromkeys(text.split(",")))
     for variant in found:
-        name, *ops = variant.removesuffix("+compile").removesuffix("+graphs").split(":")
-        if variant.endswith("+graphs") and name != "dtkernels":
+        patch, how = _parts(variant)
+        if how[:1] == ["graphs"] and patch[0] != "dtkernels":
             raise argparse.ArgumentTypeError(f"unknown variant {variant!r}; allowed with +graphs: dtkernels, dtkernels:OP")
-        if name not in ("sdpa", "liger", "dtkernels") or ops and name != "dtkernels":
-            raise argparse.ArgumentTypeError(f"unknown variant {variant!r}; allowed: sdpa, liger, dtkernels, dtkernels:OP, each with +compile, ours with +graphs")
-        for op in ops:
-            if op not in (*OPS, "auto", "all"):
-                raise argparse.ArgumentTypeError(f"unknown op {op!r} in {variant!r}; allowed: {', '.join(OPS)}, auto, all")
+        if patch[0] not in ("sdpa", "liger", "dtkernels") or patch[1:] and patch[0] != "dtkernels" or how not in ([], ["compile"], ["graphs"]) and how[0] != "backend":
+            raise argparse.ArgumentTypeError(
+                f"unknown variant {variant!r}; allowed: sdpa, liger, dtkernels, dtkernels:OP, each with +compile, +backend or +backend:OP, ours with +graphs"
+            )
+        for ops, allowed in ((patch[1:], OPS), (how[1:], REPLACED)):
+            if unknown := [op for op in ops if op not in (*allowed, "auto", "all")]:
+                raise argparse.ArgumentTypeError(f"unknown op {unknown[0]!r} in {variant!r}; allowed: {', '.join(allowed)}, auto, all")
     return found
+
+
+def _parts(variant: str) -> tuple[list[str], list[str]]:
+    """Split a variant into [patch, ops...] and [how it runs, ops...]: "sdpa+backend:lora" -> ["sdpa"], ["backend", "lora"]."""
+    patch, _, how = variant.partition("+")
+    return patch.split(":"), how.split(":") if how else []
+
+
+def _compiled(called: Callable, variant: str) -> Any:
+    """Return a model or function as the variant runs it: itself, or compiled."""
+    _, how = _parts(variant)
+    if how[:1] == ["backend"]:
+        return torch.compile(called, backend=dtkernels.compile_backend.using(how[1:] or "auto"))
+    return torch.compile(called) if how == ["compile"] else called
+
+
+def _loss(model, variant: str, loss_alone: bool) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
+    """Return (ids, mask) -> the loss. What the variant compiles is the model, or with ``loss_alone`` this function."""
+    called = model if loss_alone else _compiled(model, variant)
+
+    def loss(ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        return called(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
+
+    return _compiled(loss, variant) if loss_alone else loss
 
 
 def build(name: str, length: int, device: str, dtype: torch.dtype):
@@ -135,30 +164,28 @@ def clocked(work: Callable[[], object], repeats: int, device: str, clock: Callab
     return times, torch.cuda.max_memory_allocated() / 2**30 if cuda else None
 
 
-def forward(model, ids: torch.Tensor, compiled: bool, mask: torch.Tensor | None) -> Callable[[], torch.Tensor]:
+def forward(model, loss: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     """Return the work "forward": the loss, without gradients."""
-    called = torch.compile(model) if compiled else model
     model.eval()
 
     def run() -> torch.Tensor:
         with torch.no_grad():
-            return called(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
+            return loss()
 
     return run
 
 
-def training(model, ids: torch.Tensor, compiled: bool, mask: torch.Tensor | None) -> Callable[[], float]:
+def training(model, loss: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     """Return the work "train": forward, backward and an AdamW step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=ids.is_cuda)
-    called = torch.compile(model) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=model.device.type == "cuda")
     model.train()
 
-    def step() -> float:
-        loss = called(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
-        loss.backward()
+    def step() -> torch.Tensor:
+        found = loss()
+        found.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return loss.detach()
+        return found.detach()
 
     return step
 
@@ -197,9 +224,9 @@ def measure(options, name: str, work: str, length: int) -> list[Figure]:
 @contextmanager
 def under(variant: str, model) -> Iterator[object]:
     """Apply the patch of a variant to the model; yields our report, or None if the patch is not ours."""
-    name, *ops = variant.removesuffix("+compile").removesuffix("+graphs").split(":")
+    (name, *ops), how = _parts(variant)
     if name == "dtkernels":
-        with patched(model, ops=ops or "auto", graphs=variant.endswith("+graphs")) as report:
+        with patched(model, ops=ops or "auto", graphs=how == ["graphs"]) as report:
             yield report
     elif name == "liger":
         with liger(model):
@@ -227,20 +254,20 @@ def liger(model) -> Iterator[None]:
 @contextmanager
 def running(options, figure: Figure) -> Iterator[tuple[Callable[[], Any], Any]]:
     """Make a model, patch it, and yield (the work, our report)."""
-    compiled = figure.variant.endswith("+compile")
     model = build(figure.model, figure.length, options.device, torch.bfloat16 if options.device == "cuda" else torch.float32)
     shape, generator = (figure.batch, figure.length), torch.Generator().manual_seed(1)
     ids = torch.randint(3, model.config.vocab_size, shape, generator=generator).to(options.device)
     with under(figure.variant, model) as report:
         mask = torch.ones_like(ids) if options.mask else None
         if figure.work == "generate":
-            yield generating(model, ids, options.new, compiled), report
-        elif figure.work == "forward":
-            yield forward(model, ids, compiled, mask), report
-        else:
-            if figure.work == "checkpoint":
-                model.gradient_checkpointing_enable()
-            yield training(model, ids, compiled, mask), report
+            if "+backend" in figure.variant:
+                raise ValueError("generate compiles its own steps: +compile instead of +backend")
+            yield generating(model, ids, options.new, figure.variant.endswith("+compile")), report
+            return
+        if figure.work == "checkpoint":
+            model.gradient_checkpointing_enable()
+        loss = partial(_loss(model, figure.variant, options.loss_alone), ids, mask)
+        yield (forward if figure.work == "forward" else training)(model, loss), report
 
 
 def grown(options, figure: Figure) -> float:
@@ -263,7 +290,7 @@ def grown_alone(options, figure: Figure) -> float:
     told = {"models": figure.model, "work": figure.work, "lengths": figure.length, "variants": figure.variant, "tokens": options.tokens, "new": options.new}
     command = [sys.executable, __file__, "--device", options.device, "--peak", *(part for n, v in told.items() for part in (f"--{n}", str(v)))]
     returned = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # makes glibc return a freed tensor at once
-    done = subprocess.run(command + ["--mask"] * options.mask, capture_output=True, text=True, env={**os.environ, **returned})
+    done = subprocess.run(command + ["--mask"] * options.mask + ["--loss-alone"] * options.loss_alone, capture_output=True, text=True, env={**os.environ, **returned})
     if done.returncode:
         raise RuntimeError((done.stderr.strip() or "no output").splitlines()[-1])
     return float(done.stdout.split()[-1])
@@ -273,6 +300,7 @@ def _one(options, figure: Figure, truth: dict[str, Any]) -> None:
     if options.device == "cpu" and options.memory and figure.peak_gib is None and Path("/proc/self/status").exists():
         figure.peak_gib = grown_alone(options, figure)
     with running(options, figure) as (run, report):
+        forget()
         first = run()
         truth.setdefault("first", first)
         figure.agreement = _agreement(first, truth["first"], figure.length)
@@ -286,6 +314,8 @@ def _one(options, figure: Figure, truth: dict[str, Any]) -> None:
         if report is not None:
             figure.fallbacks = report.fallbacks.total()
             figure.note = ", ".join(f"{op}: {_taken(paths)}" for op, paths in report.paths.items())
+        if "+backend" in figure.variant:
+            figure.note = ", ".join(f"{op} {state}: {n}" for op, states in replacements().items() for state, n in states.items())
 
 
 def _taken(paths: dict[str, int]) -> str:
@@ -356,6 +386,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=at_least(1), help="tokens of a batch: the batch size is this over the length")
     parser.add_argument("--new", type=at_least(1), help="tokens to generate")
     parser.add_argument("--mask", action="store_true", help="train with an attention_mask of ones, as data collators give it; generate always has one")
+    parser.add_argument("--loss-alone", action="store_true", help="compile a function that returns the loss, not the model, whose outputs hold the logits too")
     parser.add_argument("--repeats", type=at_least(1))
     parser.add_argument(
         "--rounds", type=at_least(1), help="turns of every variant, every second turn in the opposite order"
