@@ -91,9 +91,10 @@ def named(node: Node) -> dict[str, Any]:
 
 
 def called(node: Node) -> str:
-    """Return the name of torch's function or method that a node calls, "" for another's."""
+    """Return the name of torch's function or method that a node calls, "" for another's. ``__eq__``, as torch 2.11 traces ``==``, is "eq"."""
     if node.op == "call_method":
-        return str(node.target)
+        name = str(node.target)
+        return name[2:-2] if name.startswith("__") and name.endswith("__") else name
     if node.op != "call_function":
         return ""
     module = getattr(node.target, "__module__", None) or ""

@@ -66,6 +66,8 @@ def dtkernels_attention(
     runs on the device, every call does.
     """
     record = record_of(module)
+    if _is_causal_alone(attention_mask, query, key, kwargs.get("sliding_window")):
+        attention_mask, kwargs["is_causal"] = None, True
     if (reason := _without_kernels(query)) is not None:
         record.count(reason)
         causal = _is_causal(module, query, attention_mask, kwargs.get("is_causal"))
@@ -97,6 +99,15 @@ def dtkernels_attention(
         added = {name: option for name, option in _ADDED if kwargs.get(name) is not None}
         remember(query, key, value, attention_mask, kwargs, mask, options, added)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _is_causal_alone(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, window: int | None) -> bool:
+    """Return whether a mask in numbers says key <= query and no more: kernels and sdpa need none for that."""
+    queries, keys = query.shape[2], key.shape[2]
+    reach = visible_keys_of(mask, queries, keys) if in_numbers(mask) else None
+    if reach is None or not reach.causal or reach.padding is not None or reach.segments is not None:
+        return False
+    return queries == keys > 1 and (window is None or keys <= window)
 
 
 def _without_kernels(query: torch.Tensor) -> str | None:

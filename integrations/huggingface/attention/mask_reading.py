@@ -22,6 +22,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import masking_utils
 
+from .traced_places import counts_up, is_uniform
+
 _GETITEM = (torch.Tensor.__getitem__, operator.getitem)
 
 
@@ -212,7 +214,8 @@ def _position(said: object, reading: Reading) -> tuple[str, int] | None:
     if said.op == "lookup" and said.args[0].dtype != torch.bool:
         for index in ("query", "key"):
             if _are(said.args[1:], "batch", index):
-                reading.positions = said.args[0]
+                if not counts_up(said.args[0]):
+                    reading.positions = said.args[0]
                 return index, 0
     return None
 
@@ -229,7 +232,8 @@ def _add_segments(one: object, other: object, reading: Reading) -> bool:
         ends = [next((name for name in ("query", "key") if _are(end.args[1:], "batch", name)), "") for end in (one, other)]
         if one.args[0] is not other.args[0] or sorted(ends) != ["key", "query"]:
             return False
-        reading.numbered.append(one.args[0])
+        if not is_uniform(one.args[0]):
+            reading.numbered.append(one.args[0])
         return True
     if one.op != "//" or not isinstance(one.args[1], int) or one.args[1] != other.args[1] or one.args[1] <= 0:
         return False

@@ -44,7 +44,7 @@ def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
         return mask
     if config is not None and knows_sdpa_by_name(type(config)):
         kwargs["allow_is_causal_skip"] = False  # Gemma 4 checks for the name "sdpa" if there is no mask to slice
-    if _was_eager(config):  # eager attention reads masks alone: what a module's is_causal says may differ
+    if config is not None and _was_eager(id(config)):  # eager attention reads masks alone: what a module's is_causal says may differ
         kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     if args or without_kernels(torch.device(kwargs.get("device", "cpu")).type) is not None:
         return sdpa_mask(*args, **kwargs)
@@ -52,8 +52,8 @@ def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
 
 
 @torch.compiler.assume_constant_result
-def _was_eager(config: object) -> bool:
-    return config is not None and implementation_before(config) == "eager"
+def _was_eager(config_id: int) -> bool:
+    return implementation_before(config_id) == "eager"
 
 
 def _in_numbers(**kwargs: Any) -> torch.Tensor | None:
@@ -71,7 +71,7 @@ def _in_numbers(**kwargs: Any) -> torch.Tensor | None:
 
 def _eager_runs(config: object, args: tuple, kwargs: dict) -> bool:
     """Return whether the mask will be read by the eager attention that the model had before it was patched."""
-    if torch.compiler.is_compiling() or config is None or args or implementation_before(config) != "eager":
+    if torch.compiler.is_compiling() or config is None or args or implementation_before(id(config)) != "eager":
         return False
     return "device" in kwargs and without_kernels(torch.device(kwargs["device"]).type) is not None
 

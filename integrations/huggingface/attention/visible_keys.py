@@ -66,7 +66,7 @@ class VisibleKeys:
 class KeyMask(torch.Tensor):
     """A boolean mask [B, 1, Tq, Tk] that is held as VisibleKeys. Any computation with it makes the matrix first.
 
-    Its own memory is one element; only torch's functions on the shape, dtype and device see that. Moved to another device it stays
+    Its own memory is one element; only torch's functions on the shape, dtype and device, and those by which its compiler describes a tensor, see that. Moved to another device it stays
     numbers. Writes go to the matrix, which then stands for the mask.
     """
 
@@ -252,13 +252,18 @@ def _whole(mask: Any, index: Any) -> Any:
 
 
 _ALL = slice(None)
+#: what tells of the shape, dtype and device, and what torch.compile describes a tensor by
+_PROPERTIES = (
+    "shape dtype device ndim is_cuda is_meta is_cpu layout requires_grad is_leaf is_nested is_sparse is_quantized is_mkldnn grad grad_fn _base".split()
+)
+_METHODS = (
+    "dim size stride storage_offset numel is_floating_point is_complex is_inference ndimension element_size get_device __len__ __hash__ "
+    "is_conj is_neg untyped_storage _is_view".split()
+)
 _OF_THE_SHAPE = frozenset(
-    [
-        getattr(torch.Tensor, name).__get__
-        for name in "shape dtype device ndim is_cuda is_meta is_cpu layout requires_grad is_leaf is_nested is_sparse is_quantized grad grad_fn".split()
-    ]
+    [getattr(torch.Tensor, name).__get__ for name in _PROPERTIES]
     + [getattr(torch.Tensor, "requires_grad").__set__]  # noqa: B009
-    + [getattr(torch.Tensor, name) for name in "dim size stride storage_offset numel is_floating_point is_complex is_inference ndimension element_size get_device __len__ __hash__".split()]
+    + [getattr(torch.Tensor, name) for name in _METHODS]
 )
 _KEPT: dict[Callable, Callable] = {
     torch.Tensor.to: _moved,

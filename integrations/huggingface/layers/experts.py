@@ -6,6 +6,7 @@ chosen experts of each token and their weights. Nothing waits for the device, so
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -36,7 +37,7 @@ def experts_forward(record: CallRecord, module: nn.Module, form: Form, rest: dic
 
 def dtkernels_experts(module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
     """Compute a mixture for `experts_implementation="dtkernels"`; shapes as in `experts_forward`. Other calls take what transformers would."""
-    form = _known_form(module)
+    form = _known_form(id(module))
     reason = why_unknown(module) if form is None else why_not(module, form, {}, hidden_states) or _why_not_choices(hidden_states, top_k_index, top_k_weights)
     unpatched_calls.count(reason, hidden_states)
     if reason is not None or form is None:
@@ -68,8 +69,9 @@ def other_parts(module: nn.Module) -> dict[str, object]:
 
 
 @torch.compiler.assume_constant_result
-def _known_form(module: nn.Module) -> Form | None:
-    return form_of(module)
+def _known_form(module_id: int) -> Form | None:
+    """Return the form of the living module with this id: as constants, torch 2.11's compiler takes numbers, but no modules."""
+    return form_of(ctypes.cast(module_id, ctypes.py_object).value)
 
 
 def _transformers_own(module: nn.Module) -> Callable[..., torch.Tensor]:

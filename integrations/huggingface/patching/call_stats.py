@@ -75,10 +75,12 @@ def remember_before(config: object, name: str) -> None:
     _before[key] = weakref.ref(config, lambda _: _before.pop(key, None)), name
 
 
-def implementation_before(config: object) -> str | None:
-    """Return the attention implementation that a config named before its model was patched; None if it was not."""
-    config_is, name = _before.get(id(config), (None, None))
-    return name if config_is is not None and config_is() is config else None
+def implementation_before(config_id: int) -> str | None:
+    """Return the attention implementation that a living config named before its model was patched; None if it was not.
+
+    Its id stands for it: as constants, torch 2.11's compiler takes numbers, but no config. A config that dies takes its entry with it.
+    """
+    return _before[config_id][1] if config_id in _before else None
 
 
 def record_of(module: torch.nn.Module) -> CallRecord:

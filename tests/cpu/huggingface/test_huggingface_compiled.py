@@ -14,6 +14,7 @@ from dtkernels.integrations.huggingface import patched
 from dtkernels.integrations.huggingface.attention import masks
 from dtkernels.integrations.huggingface.attention.mask_conventions import writes_masks
 from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask
+from dtkernels.integrations.huggingface.attention.traced_places import counts_up, is_uniform
 from functorch.compile import make_boxed_func
 from huggingface_calls import IDS, MODELS, PADDED, SIZES, matrices, training
 from torch._dynamo.backends.common import aot_autograd
@@ -35,9 +36,9 @@ def parameters_of(model, **given) -> tuple[torch.Tensor, list[dict]]:
     return compiled(IDS, **given)[0], found
 
 
-@pytest.mark.parametrize(("name", "expected"), [("causal", {"causal": True}), ("bert", {}), ("llama", {"keyed": True, "ranged": True, "segmented": True})])
+@pytest.mark.parametrize(("name", "expected"), [("causal", {"causal": True}), ("bert", {}), ("llama", {"causal": True})])
 def test_a_mask_that_says_nothing_more_is_not_made(name, expected):
-    """Llama's says more: its positions may be those of packed sequences, which only their numbers tell."""
+    """Llama makes its positions by arange: they are those of one sequence, though transformers cannot see that while it is traced."""
     torch.manual_seed(0)
     # OPT would be causal too, but some versions of transformers make it flags of ones where it is given none
     model = transformers.BertModel(transformers.BertConfig(**SIZES, is_decoder=True)).eval() if name == "causal" else training(name)
@@ -47,6 +48,53 @@ def test_a_mask_that_says_nothing_more_is_not_made(name, expected):
         logits, found = parameters_of(model, **given)
     torch.testing.assert_close(logits, right, atol=1e-5, rtol=1e-5)
     assert found == [expected, expected]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_positions_that_are_given_may_be_those_of_packed_sequences(packed):
+    model = training("llama")
+    length = IDS.shape[1]
+    positions = (torch.arange(length) % (3 if packed else length)).expand(IDS.shape)
+    right = model(IDS, use_cache=False, position_ids=positions)[0]
+    with patched(model, ops=["attention"]):
+        logits, found = parameters_of(model, use_cache=False, position_ids=positions)
+    torch.testing.assert_close(logits, right, atol=1e-5, rtol=1e-5)
+    assert found == 2 * [{"keyed": True, "ranged": True, "segmented": True}]
+
+
+def made(n: int) -> torch.Tensor:
+    return torch.arange(n)[None].expand(2, n)
+
+
+def written(n: int) -> torch.Tensor:
+    numbers = torch.arange(n)[None]
+    numbers[:, 2:] = 0
+    return numbers
+
+
+@pytest.mark.parametrize(
+    ("numbers", "uniform", "counting"),
+    [
+        (lambda n, given: made(n), False, True),
+        (lambda n, given: made(n) + 3, False, False),
+        (lambda n, given: 2 * made(n), False, False),
+        (lambda n, given: (torch.diff(made(n), prepend=made(n)[:, :1] - 1) != 1).cumsum(-1), True, False),
+        (lambda n, given: written(n), False, False),
+        (lambda n, given: given, False, False),
+        (lambda n, given: given - given, False, False),
+    ],
+    ids=["arange", "shifted", "even", "segments of one sequence", "written to", "given", "unknown"],
+)
+def test_what_the_graph_tells_of_positions(numbers, uniform, counting):
+    def ask(given: torch.Tensor) -> tuple[bool, bool, torch.Tensor]:
+        asked = numbers(5, given)
+        return is_uniform(asked), counts_up(asked), asked
+
+    torch._dynamo.reset()
+    given = torch.tensor([[0, 1, 2, 3, 4]])
+    *found, asked = torch.compile(ask, backend="eager", fullgraph=True)(given)
+    assert found == [uniform, counting] and torch.equal(asked, numbers(5, given))
+    assert (is_uniform(asked), counts_up(asked)) == (False, False), "nothing is known of a tensor that is not traced"
 
 
 @pytest.mark.parametrize("name", MODELS)
