@@ -6,8 +6,8 @@ import math
 
 import torch
 
-#: id -> options; MASK, BIAS and SINKS stand for tensors that ``inputs`` makes
-MASK, BIAS, SINKS = "mask", "bias", "sinks"
+#: id -> options; MASK, FLAGS, BIAS and SINKS stand for tensors that ``inputs`` makes
+MASK, FLAGS, BIAS, SINKS = "mask", "flags", "bias", "sinks"
 OPTIONS = {
     "window to the left": {"causal": True, "window": (9, 0)},
     "window to both sides": {"window": (5, 8)},
@@ -19,6 +19,9 @@ OPTIONS = {
     "softcap": {"softcap": 2.0, "causal": True},
     "sinks": {"sinks": SINKS},
     "sinks and a window": {"sinks": SINKS, "causal": True, "window": (6, 0)},
+    "flags of keys": {"mask": FLAGS},
+    "flags of keys, causal": {"mask": FLAGS, "causal": True, "sinks": SINKS},
+    "flags of keys and a window": {"mask": FLAGS, "window": (12, 5), "offset": 4, "softcap": 3.0},
     "everything with a mask": {"sinks": SINKS, "softcap": 3.0, "mask": MASK, "window": (30, 30), "scale": 0.3},
     "everything with a bias": {"sinks": SINKS, "softcap": 3.0, "mask": BIAS, "causal": True, "offset": 16},
 }
@@ -36,6 +39,9 @@ def inputs(shape: tuple[int, ...], options: dict, dtype: torch.dtype = torch.flo
     if given.get("mask") is MASK:
         given["mask"] = (torch.rand((batch, 1, queries, keys), generator=generator) > 0.5).to(device)
         given["mask"][:, :, queries // 2] = False  # one query that sees nothing
+    if given.get("mask") is FLAGS:
+        given["mask"] = (torch.rand((batch, 1, 1, keys), generator=generator) > 0.5).to(device)
+        given["mask"][0] = False  # queries that see nothing
     if given.get("mask") is BIAS:
         given["mask"] = normal(queries, keys)
     if given.get("sinks") is SINKS:

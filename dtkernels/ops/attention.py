@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .attention_arguments import FORM_ARGUMENTS, AttentionArgs, spec_arguments
+from .attention_arguments import FORM_ARGUMENTS, AttentionArgs, is_of_keys, spec_arguments
 from .op_decorator import op
 
 if TYPE_CHECKING:
@@ -78,13 +78,22 @@ def attention(
         from .attention_forms.calls import call
 
         return call(AttentionArgs(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias), forms)  # type: ignore[return-value]
-    operator, tensors, settings = attention.operator(), (), ()
+    operator, tensors, settings = _operator(q, mask), (), ()
     if not operator.traced:
         tensors, settings = _cache_key(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias)
         if (found := operator.repeat(tensors, settings)) is not None:
             return found
     args = AttentionArgs(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias)  # takes 0.3 us: not before a repeated call
     return operator.fresh(tensors, settings, spec_arguments(args))
+
+
+def _operator(q: torch.Tensor, mask: torch.Tensor | None):
+    """Return the operator of a call without a form: one flag a key is read as such, not as a matrix."""
+    if mask is None or not is_of_keys(mask, q):
+        return attention.operator()
+    from .attention_forms.calls import flags_operator
+
+    return flags_operator()
 
 
 def _with_forms(own: inspect.Signature) -> inspect.Signature:
@@ -103,7 +112,7 @@ def _operator_of(*args, **kwargs):
     from .attention_forms.calls import operator_of
 
     forms = {n: v for n, v in bound.items() if n in FORM_ARGUMENTS}
-    return operator_of(forms)
+    return operator_of(forms) if forms else _operator(bound["q"], bound.get("mask"))
 
 
 attention.operator_of = _operator_of
@@ -116,7 +125,7 @@ def ready(shape: tuple[int, ...], args: AttentionArgs) -> Callable[[tuple[torch.
     ``shape``, of as many elements, or None where ``attention`` itself must be called. The caller guards the tensors' properties, as
     torch's guards do.
     """
-    return attention.operator().ready(*_cache_key(*args), shape)
+    return _operator(args.q, args.mask).ready(*_cache_key(*args), shape)
 
 
 def _cache_key(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias) -> tuple[tuple, tuple]:

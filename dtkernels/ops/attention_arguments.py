@@ -10,6 +10,7 @@ import torch
 from .op_decorator import compiling, only_tensors
 
 LOWEST = -2.3e38  #: scores above it, times log2(e), fit float32
+FLAGS = "attention_flags"  #: the op behind a mask of one flag a key
 EXACT = 2**24  #: largest key position that float32, the type of offsets in kernels, represents exactly
 
 #: the arguments of further forms, with their defaults
@@ -46,6 +47,9 @@ def spec_arguments(args: AttentionArgs) -> dict[str, object]:
         mask = _hide_by_infinity(mask)
         bias = mask if bias is None else mask + bias
         mask = None
+    if mask is not None and is_of_keys(mask, q):
+        given |= {"flagged": True, "flags": _broadcast_to("mask", mask, (q.shape[0], 1, 1, k.shape[-2]))[:, 0, 0]}
+        mask = None
     for name, on, tensor in (("mask", "masked", mask), ("bias", "biased", bias)):
         if tensor is not None:
             given |= {on: True, name: _broadcast_to(name, tensor, (*q.shape[:-1], k.shape[-2]))}
@@ -61,6 +65,11 @@ def spec_arguments(args: AttentionArgs) -> dict[str, object]:
     if scale is None:
         scale = 1 / math.sqrt(max(q.shape[-1], 1))
     return {"Q": q, "K": k, "V": v, "scale": scale, "group": groups, **given}
+
+
+def is_of_keys(mask: torch.Tensor, q: torch.Tensor) -> bool:
+    """Return whether a mask has one flag a key, the same for all heads and queries, as padding has: shape (B or 1, 1, 1, L)."""
+    return isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and mask.dim() == q.dim() == 4 and mask.shape[1] == mask.shape[2] == 1
 
 
 def _hide_by_infinity(mask: torch.Tensor) -> torch.Tensor:

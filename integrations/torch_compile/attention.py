@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
-from dtkernels.ops.attention_arguments import LOWEST
+from dtkernels.ops.attention_arguments import FLAGS, LOWEST, is_of_keys
 from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
 
 from .builder import Builder, hint
@@ -119,10 +119,14 @@ def emit(b: Builder, match: Match, result: fx.Node) -> fx.Node:
     full = (*(b.size(q, d) for d in range(example(q).dim() - 1)), b.size(k, -2))
     others, added = _masks(b, match)
     flags = others if flags is None else flags if others is None else b.call(torch.logical_and, flags, others)
+    if flags is not None and is_of_keys(example(flags), example(q)):
+        keys = b.method("expand", b.method("reshape", flags, (b.size(flags, 0), b.size(flags, -1))), (full[0], full[-1]))
+        given |= {"flagged": True, "flags": keys}
+        flags = None
     for name, on, node in (("mask", "masked", flags), ("bias", "biased", added)):
         if node is not None:
             given |= {on: True, name: b.method("expand", node, full)}
-    return b.op("attention_segments" if "segmented" in given else "attention", **given)
+    return b.op("attention_segments" if "segmented" in given else FLAGS if "flagged" in given else "attention", **given)
 
 
 def _scale(b: Builder, match: Match, said: dict, q: fx.Node) -> Any:

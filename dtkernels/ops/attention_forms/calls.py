@@ -9,7 +9,7 @@ from typing import TypedDict
 import torch
 
 from ...runtime.path_counters import checking
-from ..attention_arguments import EXACT, FORM_ARGUMENTS, AttentionArgs, check_kinds, spec_arguments, surely
+from ..attention_arguments import EXACT, FLAGS, FORM_ARGUMENTS, AttentionArgs, check_kinds, spec_arguments, surely
 from ..op_decorator import operator_called
 from ..registry import Interface, interfaces
 from . import visible_keys
@@ -40,11 +40,11 @@ class FormArgs(TypedDict, total=False):
 
 _NAMES = {"Q": "q (B, H, M, D)", "K": "k (B, G, L, D)", "V": "v (B, G, L, N)", "sink": "sinks (H)", "cap": "softcap"}
 _PACKED = {"Q": "q (M, H, D)", "K": "k (L, G, D)", "V": "v (L, G, N)"}
-_LONGER = {"Q": "q (..., H, M, D)", "K": "k (..., G, L, D)", "V": "v (..., G, L, N)", "mask": "mask (..., H, M, L)", "bias": "bias (..., H, M, L)"}
+_LONGER = {"Q": "q (..., H, M, D)", "K": "k (..., G, L, D)", "V": "v (..., G, L, N)", "mask": "mask (..., H, M, L)", "flags": "mask (..., L)", "bias": "bias (..., H, M, L)"}
 _PAGES = {"K": "k (pages, G, slots, D)", "V": "v (pages, G, slots, N)", "table": "block_table (B, pages of an entry)"}
 for _name in FORMS:
     _kind = _name.removesuffix("_lse").removeprefix("attention").strip("_")
-    interfaces[_name] = Interface(_NAMES | {"varlen": _PACKED, "paged": _PAGES, "": _LONGER, "dropout": _LONGER}.get(_kind, {}), broadcast=True)
+    interfaces[_name] = Interface(_NAMES | {"varlen": _PACKED, "paged": _PAGES, "": _LONGER, "dropout": _LONGER, "flags": _LONGER}.get(_kind, {}), broadcast=True)
 
 interfaces[PART] = Interface(_NAMES | {"lse": "lse (B, H, M)"})
 
@@ -63,6 +63,11 @@ def operator_of(forms: dict):
     return operator_called(name_of(forms))
 
 
+def flags_operator():
+    """Return the operator of a call with one flag a key for a mask."""
+    return operator_called(FLAGS)
+
+
 def call(args: AttentionArgs, forms: Mapping[str, object]) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Run a call of ``attention`` with arguments of ``FORM_ARGUMENTS``. Raises TypeError and ValueError, one line."""
     for name in forms:
@@ -75,7 +80,7 @@ def call(args: AttentionArgs, forms: Mapping[str, object]) -> torch.Tensor | tup
     if kind in ("", "dropout"):
         only_with_cache(given_forms)
     given = {"": lambda a, _: spec_arguments(a), "dropout": lambda a, _: spec_arguments(a), "varlen": _packed, "segments": _segmented, "paged": _paged, "lengths": _cached}[kind](args, given_forms)
-    return operator_called(name)(**given, **_dropout(args, given_forms))
+    return operator_called(FLAGS if name == "attention" and "flags" in given else name)(**given, **_dropout(args, given_forms))
 
 
 def _dropout(args: AttentionArgs, forms: dict) -> dict[str, object]:

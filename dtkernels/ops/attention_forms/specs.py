@@ -24,6 +24,7 @@ PARAMETERS = {
     "starts": "query m sees keys l >= m + first; in a cache m counts from the place of the first query",
     "ends": "query m sees keys l <= m + last; in a cache m counts from the place of the first query",
     "masked": "a mask says which keys a query sees",
+    "flagged": "flags say which keys every query sees",
     "capped": "scores are held within -cap and cap by tanh",
     "biased": "a bias is added to the scores",
     "dropped": "of the weights a share ``drop`` is dropped, and the others are divided by 1 - drop",
@@ -56,7 +57,7 @@ class Layout:
 
 
 _RANGES = ("ranged", "keyed", "segmented")
-_MASKS = ("causal", "starts", "ends", "masked", "biased")
+_MASKS = ("causal", "starts", "ends", "masked", "flagged", "biased")
 _SCORES = ("capped", "sinks", "group")
 _TRAINED = (*_SCORES, "dropped")
 _CACHED = ("valid", "starts", "ends", "k_by_head", "k_by_token", "v_by_number", "v_by_head", "v_by_token")
@@ -64,7 +65,7 @@ _CACHED = ("valid", "starts", "ends", "k_by_head", "k_by_token", "v_by_number", 
 HEADS = Layout(
     lead="b, ", q="b, h, m, d", k="b, h / group, l, d", v="b, h / group, l, n", out="b, h, m, n", params=(*_RANGES, *_MASKS, *_TRAINED)
 )
-CACHE = replace(HEADS, params=("keyed", "masked", "biased", *_TRAINED, *_CACHED), token="b, h / group, l")
+CACHE = replace(HEADS, params=("keyed", "masked", "flagged", "biased", *_TRAINED, *_CACHED), token="b, h / group, l")
 TOKENS = Layout(lead="", q="m, h, d", k="l, h / group, d", v="l, h / group, n", out="m, h, n", params=(*_RANGES, *_TRAINED), row="m, h")
 PAGES = Layout(
     lead="b, ", q="b, h, m, d", out="b, h, m, n",
@@ -74,6 +75,7 @@ PAGES = Layout(
 
 #: name of the op -> layout, whether it gives logsumexp too
 FORMS = {
+    "attention_flags": (HEADS, False),
     "attention_dropout": (HEADS, False),
     "attention_lse": (HEADS, True),
     "attention_varlen": (TOKENS, False),
@@ -87,7 +89,7 @@ FORMS = {
 }
 
 _INPUTS = {
-    "ranged": "lo, hi", "keyed": "begins, stops", "segmented": "of_q, of_k", "masked": "mask", "biased": "bias", "sinks": "sink",
+    "ranged": "lo, hi", "keyed": "begins, stops", "segmented": "of_q, of_k", "masked": "mask", "flagged": "flags", "biased": "bias", "sinks": "sink",
     "valid": "length", "k_by_head": "k_head", "k_by_token": "k_token", "v_by_head": "v_head", "v_by_token": "v_token",
 }  # fmt: skip
 _SCALARS = {"valid": "more", "starts": "first", "ends": "last", "capped": "cap", "dropped": "seed, drop", "v_by_number": "v_number"}
@@ -106,6 +108,7 @@ def _seen(layout: Layout) -> str:
         "starts": f"l >= {place} + first",
         "ends": f"l <= {place} + last",
         "masked": f"mask[{lead}h, m, l]",
+        "flagged": f"flags[{lead}l]",
     }
     return " and ".join(f"(not {p} or {c})" for p, c in conditions.items() if p in layout.params)
 

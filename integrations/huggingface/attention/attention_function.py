@@ -142,7 +142,7 @@ def _op_arguments(query, key, mask, causal, kwargs) -> tuple[torch.Tensor | None
     reach = visible_keys_of(mask, query.shape[2], key.shape[2])
     if reach is not None:
         options |= {"window": reach.window, "offset": reach.offset}
-        if reach.padding is None and reach.causal:
+        if reach.causal:
             options |= {"causal": True, "window": None}
         mask = reach.padding
         if reach.segments is not None:
@@ -214,18 +214,13 @@ def _why_sdpa_is_faster(record: CallRecord, inputs: tuple[torch.Tensor, ...], ma
     """Return why sdpa is faster for a call that the op could compute, as measured on an H200; else None.
 
     cuDNN's attention forward and backward take 0.8 to 1.0 of the kernels' time, where it needs no mask. The kernels read a matrix mask
-    whole: with one, a training step under torch.compile took 1.6 times sdpa's time. Compiled calls with a mask in numbers, and packed
-    sequences, were not timed: sdpa takes them, with a matrix, until they are.
+    whole: with one, a training step under torch.compile took 1.6 times sdpa's time. A mask in numbers is a matrix for sdpa alone.
     """
     if not record.as_measured or record.original != "sdpa" or any(kwargs.get(n) is not None for n in _NOT_SDPA) or not _on_gpu(inputs[0]):
         return None
     if mask is not None:
-        if torch.compiler.is_compiling():
-            return "a mask under torch.compile: sdpa was faster"
         reach = visible_keys_of(mask, inputs[0].shape[2], inputs[1].shape[2])
-        if reach is None:
-            return "a mask that is a matrix: sdpa is faster"
-        return None if reach.segments is None else "packed sequences: not timed beside sdpa"
+        return "a mask that is a matrix: sdpa is faster" if reach is None else None
     learning = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     return "gradients without a mask: sdpa is faster" if learning else None
 

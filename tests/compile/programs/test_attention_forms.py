@@ -13,6 +13,7 @@ FORMS = {
     "packed": ("attention_varlen", {"ranged": True, "keyed": True, "group": 4}, True),
     "packed with logsumexp": ("attention_varlen_lse", {"ranged": True, "keyed": True, "group": 4, "capped": True}, True),
     "segments": ("attention_segments", {"ranged": True, "keyed": True, "segmented": True, "sinks": True}, True),
+    "flags of keys": ("attention_flags", {"flagged": True, "causal": True, "group": 4}, True),
     "dropout": ("attention_dropout", {"dropped": True, "causal": True}, True),
     "pages": ("attention_paged", {"valid": True, "group": 4, "page": 16}, False),
     "a cache": ("attention_lengths", {"valid": True, "keyed": True, "ends": True, "starts": True, "group": 4}, True),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_cases import OPTIONS, SINKS, inputs, truth
+from attention_cases import FLAGS, OPTIONS, SINKS, inputs, truth
 
 import dtkernels
 
@@ -32,9 +32,10 @@ def is_float(value: object) -> bool:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_kernels_agree_with_float64(name):
-    before = dtkernels.paths().get("attention", {"interpreter": 0})["interpreter"]
+    op = "attention_flags" if OPTIONS[name].get("mask") is FLAGS else "attention"
+    before = dtkernels.paths().get(op, {"interpreter": 0})["interpreter"]
     agree(inputs(SHAPE, OPTIONS[name]))
-    assert dtkernels.paths()["attention"]["interpreter"] == before + 1
+    assert dtkernels.paths()[op]["interpreter"] == before + 1
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -105,8 +105,8 @@ def test_padding_is_a_mask(name):
     with patched(model, ops=["attention"]):
         logits, found = parameters_of(model, **PADDED)
     torch.testing.assert_close(logits[:, :8], expected[:, :8], atol=1e-5, rtol=1e-5)
-    starts = {"starts": True} if name == "mistral" else {}
-    assert found == 2 * [{"masked": True} if name == "bert" else {"ends": True, "masked": True} | starts], "a flag a key, and where a query ends: no matrix"
+    seen = {"bert": {}, "mistral": {"starts": True, "ends": True}}.get(name, {"causal": True})
+    assert found == 2 * [{"flagged": True, **seen}], "a flag a key, and where a query begins and ends: no matrix"
 
 
 def test_a_mask_that_a_model_may_write_to_is_read_as_it_is():

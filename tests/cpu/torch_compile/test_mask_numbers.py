@@ -120,13 +120,13 @@ READ = {
     around: {"starts": True, "first_number": -2.0, "ends": True, "last_number": 2.0},
     window_of_differences: {"starts": True, "first_number": -3.0, **CAUSAL},
     shifted: {"starts": True, "first_number": -3.0, "ends": True, "last_number": 1.0},
-    padded: {"masked": True, **CAUSAL},
-    one_minus: {"masked": True},
-    chosen: {"starts": True, "first_number": -3.0, "masked": True},
-    looked_up: {"masked": True, **CAUSAL},
+    padded: {"flagged": True, **CAUSAL},
+    one_minus: {"flagged": True},
+    chosen: {"starts": True, "first_number": -3.0, "flagged": True},
+    looked_up: {"flagged": True, **CAUSAL},
     chunks: {"segmented": True, "ranged": True, "keyed": True},
     segments: {"segmented": True, "ranged": True, "keyed": True},
-    chunks_of_segments: {"segmented": True, "ranged": True, "keyed": True, "masked": True},
+    chunks_of_segments: {"segmented": True, "ranged": True, "keyed": True, "flagged": True},
     nothing: {},
 }
 
