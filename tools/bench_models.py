@@ -129,12 +129,12 @@ def _compiled(called: Callable, variant: str) -> Any:
     return torch.compile(called) if how == ["compile"] else called
 
 
-def _loss(model, variant: str, loss_alone: bool) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
-    """Return (ids, mask) -> the loss. What the variant compiles is the model, or with ``loss_alone`` this function."""
+def _loss(model, variant: str, loss_alone: bool) -> Callable[..., torch.Tensor]:
+    """Return (ids, further arguments) -> the loss. What the variant compiles is the model, or with ``loss_alone`` this function."""
     called = model if loss_alone else _compiled(model, variant)
 
-    def loss(ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        return called(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
+    def loss(ids: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        return called(input_ids=ids, labels=ids, use_cache=False, **given).loss
 
     return _compiled(loss, variant) if loss_alone else loss
 
@@ -258,7 +258,9 @@ def running(options, figure: Figure) -> Iterator[tuple[Callable[[], Any], Any]]:
     shape, generator = (figure.batch, figure.length), torch.Generator().manual_seed(1)
     ids = torch.randint(3, model.config.vocab_size, shape, generator=generator).to(options.device)
     with under(figure.variant, model) as report:
-        mask = torch.ones_like(ids) if options.mask else None
+        given = {"attention_mask": torch.ones_like(ids)} if options.mask else {}
+        if options.packed:
+            given["position_ids"] = (torch.arange(figure.length, device=ids.device) % options.packed).expand_as(ids)
         if figure.work == "generate":
             if "+backend" in figure.variant:
                 raise ValueError("generate compiles its own steps: +compile instead of +backend")
@@ -266,7 +268,7 @@ def running(options, figure: Figure) -> Iterator[tuple[Callable[[], Any], Any]]:
             return
         if figure.work == "checkpoint":
             model.gradient_checkpointing_enable()
-        loss = partial(_loss(model, figure.variant, options.loss_alone), ids, mask)
+        loss = partial(_loss(model, figure.variant, options.loss_alone), ids, given)
         yield (forward if figure.work == "forward" else training)(model, loss), report
 
 
@@ -285,12 +287,18 @@ def _resident(key: str) -> int:
     return int(next(line for line in status.splitlines() if line.startswith(key)).split()[1])
 
 
+def _more(options) -> list[str]:
+    """Return the options of what a model is called with, for another process."""
+    packed = ["--packed", str(options.packed)] if options.packed else []
+    return ["--mask"] * options.mask + ["--loss-alone"] * options.loss_alone + packed
+
+
 def grown_alone(options, figure: Figure) -> float:
     """Run ``grown`` in a separate process. Raises RuntimeError with that process's last line if it fails."""
     told = {"models": figure.model, "work": figure.work, "lengths": figure.length, "variants": figure.variant, "tokens": options.tokens, "new": options.new}
     command = [sys.executable, __file__, "--device", options.device, "--peak", *(part for n, v in told.items() for part in (f"--{n}", str(v)))]
     returned = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # makes glibc return a freed tensor at once
-    done = subprocess.run(command + ["--mask"] * options.mask + ["--loss-alone"] * options.loss_alone, capture_output=True, text=True, env={**os.environ, **returned})
+    done = subprocess.run(command + _more(options), capture_output=True, text=True, env={**os.environ, **returned})
     if done.returncode:
         raise RuntimeError((done.stderr.strip() or "no output").splitlines()[-1])
     return float(done.stdout.split()[-1])
@@ -386,6 +394,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=at_least(1), help="tokens of a batch: the batch size is this over the length")
     parser.add_argument("--new", type=at_least(1), help="tokens to generate")
     parser.add_argument("--mask", action="store_true", help="train with an attention_mask of ones, as data collators give it; generate always has one")
+    parser.add_argument("--packed", type=at_least(1), metavar="TOKENS", help="train on rows of packed sequences of so many tokens, told by position_ids alone")
     parser.add_argument("--loss-alone", action="store_true", help="compile a function that returns the loss, not the model, whose outputs hold the logits too")
     parser.add_argument("--repeats", type=at_least(1))
     parser.add_argument(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_cases import OPTIONS, inputs, truth
+from attention_cases import FLAGS, OPTIONS, inputs, truth
 
 import dtkernels
 
@@ -21,7 +21,8 @@ def run(function, given: dict) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_as_near_to_float64_as_torch_is_in_that_dtype(name, dtype):
-    before = dtkernels.paths().get("attention", {}).get("gpu", 0)
+    op = "attention_flags" if OPTIONS[name].get("mask") is FLAGS else "attention"
+    before = dtkernels.paths().get(op, {}).get("gpu", 0)
     for shape in SHAPES:
         given = inputs(shape, OPTIONS[name], dtype, "cuda")
         exact = {n: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for n, t in given.items()}
@@ -31,7 +32,7 @@ def test_as_near_to_float64_as_torch_is_in_that_dtype(name, dtype):
         for ours, right, torchs in zip(found, wanted, theirs):
             error, allowed = (ours.double() - right).abs().max(), (torchs.double() - right).abs().max()
             assert error <= 2 * allowed + 16 * torch.finfo(dtype).eps * largest, (shape, float(error), float(allowed))
-    assert dtkernels.paths()["attention"]["gpu"] == before + len(SHAPES)
+    assert dtkernels.paths()[op]["gpu"] == before + len(SHAPES)
 
 
 def _detached(value):
