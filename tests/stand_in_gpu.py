@@ -15,6 +15,7 @@ import torch
 
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
+from dtkernels.ops import op_decorator, registry
 from dtkernels.runtime import path_counters
 from dtkernels.runtime.bind.operator import Operator
 from dtkernels.runtime.bounded_cache import BoundedCache
@@ -162,3 +163,14 @@ def use(monkeypatch) -> None:
     monkeypatch.setattr(dispatcher.Dispatcher, "_first", first)
 
 
+def fresh_ops(monkeypatch) -> dict[str, Operator]:
+    """Make the shipped ops anew for the length of a test. Returns those that were called, by name."""
+    made: dict[str, Operator] = {}
+
+    def shipped(name: str) -> Operator:
+        if name not in made:
+            made[name] = registry.shipped.__wrapped__(name)
+        return made[name]
+
+    monkeypatch.setattr(op_decorator, "shipped", shipped)
+    return made

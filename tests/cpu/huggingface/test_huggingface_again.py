@@ -15,16 +15,12 @@ from huggingface_calls import Attention, agrees_with_sdpa, inline_access, inputs
 from transformers.masking_utils import sliding_window_causal_mask_function
 
 from dtkernels import ops
-from dtkernels.ops import op_decorator
-from dtkernels.ops.registry import SPECS
-from dtkernels.runtime.bind.operator import Operator
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     stand_in_gpu.use(monkeypatch)
-    op = Operator(SPECS / "attention.yaml")
-    monkeypatch.setattr(op_decorator, "shipped", lambda name: op)
+    stand_in_gpu.fresh_ops(monkeypatch)
 
 
 def decoding(padded=True, **sizes):

@@ -8,9 +8,6 @@ import torch
 from pytest import mark
 
 import dtkernels
-from dtkernels.ops import op_decorator
-from dtkernels.ops.registry import SPECS
-from dtkernels.runtime.bind.operator import Operator
 
 CALLS = 200
 MODES = (torch.enable_grad, torch.enable_grad, torch.no_grad, torch.inference_mode)
@@ -95,8 +92,7 @@ def agree(ours: object, wanted: object, what: str) -> None:
 @mark.parametrize("seed", range(2))
 def test_every_call_is_as_if_it_were_the_first(seed, monkeypatch):
     stand_in_gpu.use(monkeypatch)
-    operators: dict[str, Operator] = {}
-    monkeypatch.setattr(op_decorator, "shipped", lambda name: operators.setdefault(name, Operator(SPECS / f"{name}.yaml")))
+    operators = stand_in_gpu.fresh_ops(monkeypatch)
     torch.manual_seed(seed)
     rng, drawn = random.Random(seed), []
     draw = Draw(rng)
