@@ -521,7 +521,12 @@ class FusedModule(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, fallback: bool, name: str | None):
         super().__init__()
         self.module, self._settings = module, (fallback, name)
-        self._fused = _FusedFunction(module.forward, Fused(module.forward, fallback, name or type(module).__name__))
+        self._fuse()
+
+    def _fuse(self) -> None:
+        fallback, name = self._settings
+        self._fused = _FusedFunction(self.module.forward, Fused(self.module.forward, fallback, name or type(self.module).__name__))
+        self._number = self._fused.number  # torch 2.11's compiler finds no attribute that has __get__
 
     def __getstate__(self) -> dict:
         return {k: v for k, v in super().__getstate__().items() if k != "_fused"}  # type: ignore[misc]
@@ -529,13 +534,12 @@ class FusedModule(torch.nn.Module):
     def __setstate__(self, state: dict) -> None:
         """Make a copy, or an unpickled module, with programs of its own."""
         super().__setstate__(state)
-        fallback, name = self._settings
-        self._fused = _FusedFunction(self.module.forward, Fused(self.module.forward, fallback, name or type(self.module).__name__))
+        self._fuse()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if _compiling():
-            _ready(self._fused.number)
-            return _in_graph(self._fused.number, _held(self.module), args, kwargs)
+            _ready(self._number)
+            return _in_graph(self._number, _held(self.module), args, kwargs)
         return self._fused(*args, **kwargs)
 
     @property
