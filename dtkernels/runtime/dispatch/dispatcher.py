@@ -26,7 +26,7 @@ from ..log import log, warn_once
 from ..reference.launch_context import one_kernel_at_a_time
 from ..select.row_ranking import FAR, Candidate, bucket_of
 from ..select.schedule_selection import Call, Choice, choose, nearest
-from ..select.shape_buckets import PlannedKernel, ScheduleCache
+from ..select.shape_buckets import DECIDED, PlannedKernel, ScheduleCache
 from ..signature.signature import Signature, input_types
 from ..tables.kernel_store import KernelStore, KernelStores, StoredKernel, StoreError, digest
 from ..torch_support.determinism import fixed_order
@@ -80,7 +80,7 @@ class Dispatcher:
         self._routes: BoundedCache[tuple, Route] = BoundedCache(REMEMBERED)
         #: by row and kind; empty after the first call, None where the wrapper cannot be traced
         self._templates: BoundedCache[tuple, list[LaunchTemplate] | None] = BoundedCache(REMEMBERED)
-        self._default_wins: BoundedCache[tuple, bool] = BoundedCache(REMEMBERED)  #: bucket of sizes -> whether the default schedule is better than every row
+        self._default_wins: BoundedCache[tuple, bool] = BoundedCache(DECIDED)  #: bucket of sizes -> whether the default schedule is better than every row
         self._compiled: set[str] = set()  #: sources whose compilation was logged
         self._kernels = CompiledKernels()
         self._emitted: BoundedCache[tuple, str] = BoundedCache(REMEMBERED)  #: emitted source by schedule and GPU; one serves many sizes

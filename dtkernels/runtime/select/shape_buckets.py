@@ -15,18 +15,20 @@ from ...autoschedule.cost.outline import Known
 from ...codegen.powers_of_two import next_power_of_two
 from ...codegen.target import Target
 from ...lang.errors import DTError
+from ..bounded_cache import BoundedCache
 from ..log import log, warn_once
 from .addition_order import fixed_order
-from .row_ranking import Candidate
+from .row_ranking import Candidate, Sizes
 from .schedule_selection import Choice, by_default_schedule, check_resources_of, default_may_be_faster, scheduled, settled
 from .size_buckets import bucket_anchor
 
 if TYPE_CHECKING:
     from ...codegen.analysis.product_types import InputTypes
     from ...lang.algorithm import Algorithm
-    from ...lang.schedule import Program, Schedule
+    from ...lang.schedule import Program
 
-REMEMBERED = 256  #: schedules cached per kind of call
+REMEMBERED = 256  #: programs cached per kind of call
+DECIDED = 8192  #: buckets whose default schedule is known by its text; few texts serve many buckets
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,10 @@ class ScheduleCache:
     def __init__(self, algorithm: Callable[[], Algorithm], outputs: tuple[str, ...], fixed: frozenset[str] = frozenset()):
         self.algorithm, self.outputs, self.fixed = algorithm, outputs, fixed
         self._of_row = lru_cache(REMEMBERED)(self._read)
-        self._default_program = lru_cache(REMEMBERED)(self._make_default_program)
-        self._fits = lru_cache(REMEMBERED)(self._is_legal)
+        self._default_text = lru_cache(DECIDED)(self._make_default_text)
+        self._default_programs: BoundedCache[str, Program] = BoundedCache(REMEMBERED)
+        self._with_terms = lru_cache(REMEMBERED)(self._outline_with_terms)
+        self._fits = lru_cache(DECIDED)(self._is_legal)
 
     def plan(self, choice: Choice, itemsize: int | InputTypes, target: Target) -> PlannedKernel:
         """Return the program of the best row that fits, else of the default schedule."""
@@ -67,23 +71,39 @@ class ScheduleCache:
         if not default_may_be_faster(choice, known):
             return choice
         try:
-            schedule = self.default_plan(choice, itemsize, target).program.schedule
-            return settled(choice, str(schedule), dtype, known, target, self._with_terms(schedule))
+            text = self._default_text(self._asked(choice.sizes, itemsize, target), itemsize, target, fixed_order())
+            return settled(choice, text, dtype, known, target, self._with_terms(text))
         except DTError:
             return choice
 
-    def _with_terms(self, schedule: Schedule) -> Known | None:
+    def default_plan(self, choice: Choice, itemsize: int | InputTypes, target: Target) -> PlannedKernel:
+        """Return the program of the default schedule, made at the bucket's anchor where that is legal at these sizes, else at these sizes."""
+        asked = self._asked(choice.sizes, itemsize, target)
+        return PlannedKernel(self._default_program(self._default_text(asked, itemsize, target, fixed_order())), None, dict(asked))
+
+    def _asked(self, sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Sizes:
+        """Return the sizes that the default schedule of a call is made for."""
+        near = tuple([(label, n if label in self.fixed else bucket_anchor(n)) for label, n in sizes.items()])
+        own = tuple(sizes.items())
+        return near if near == own or self._fits(near, _powers(sizes), itemsize, target) else own
+
+    def _make_default_text(self, sizes: Sizes, itemsize: int | InputTypes, target: Target, in_order: bool) -> str:
+        program = by_default_schedule(self.algorithm(), self.outputs, dict(sizes), itemsize, target, in_order)
+        self._default_programs.put(text := str(program.schedule), program)
+        return text
+
+    def _default_program(self, text: str) -> Program:
+        """Return the program of a default schedule's text, which may have been evicted since the text was made."""
+        if (program := self._default_programs.get(text)) is None:
+            self._default_programs.put(text, program := scheduled(self.algorithm(), text))
+        return program
+
+    def _outline_with_terms(self, text: str) -> Known | None:
         """Return the outline with the terms that a schedule adds to memory. Without them such a kernel would be no part of its time."""
         from ...lang.algorithm import with_operands
 
+        schedule = self._default_program(text).schedule
         return Known.of(with_operands(self.algorithm(), schedule.subjects()), self.outputs) if schedule.unordered_sums() else None
-
-    def default_plan(self, choice: Choice, itemsize: int | InputTypes, target: Target) -> PlannedKernel:
-        """Return the program of the default schedule, made at the bucket's anchor where that is legal at these sizes, else at these sizes."""
-        near = {label: n if label in self.fixed else bucket_anchor(n) for label, n in choice.sizes.items()}
-        if near != choice.sizes and not self._fits(tuple(near.items()), _powers(choice.sizes), itemsize, target):
-            near = dict(choice.sizes)
-        return PlannedKernel(self._default_program(tuple(near.items()), itemsize, target, fixed_order()), None, near)
 
     def _read(self, text: str, powers: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target) -> Program | DTError:
         """Return the program of a row's schedule, or the error if it does not fit."""
@@ -94,13 +114,11 @@ class ScheduleCache:
             return error.with_traceback(None)
         return program
 
-    def _make_default_program(self, sizes: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target, in_order: bool) -> Program:
-        return by_default_schedule(self.algorithm(), self.outputs, dict(sizes), itemsize, target, in_order)
-
-    def _is_legal(self, asked: tuple[tuple[str, int], ...], powers: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target) -> bool:
+    def _is_legal(self, asked: Sizes, powers: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target) -> bool:
         """Tell whether the default schedule of sizes ``asked`` is legal at sizes with these next powers of two."""
         try:
-            check_resources_of(self._default_program(asked, itemsize, target, fixed_order()), self.outputs, dict(powers), itemsize, target)
+            program = self._default_program(self._default_text(asked, itemsize, target, fixed_order()))
+            check_resources_of(program, self.outputs, dict(powers), itemsize, target)
         except DTError:
             return False
         return True

@@ -25,7 +25,7 @@ from .addition_order import fixed_order
 from .evidence import Sizes, TimeModel
 from .row_ranking import Candidate, bucket_of, nearest_gpu, rank_rows, rows_of_kind
 
-_DECIDED = 1024  #: cached decisions per table
+_DECIDED = 8192  #: cached decisions per table: a thousand rows in four widths have 700 buckets for each kind of call
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 

@@ -269,16 +269,16 @@ def test_an_offset_on_the_device():
 
 
 def test_auto_takes_what_was_measured():
-    """Causal in inference, as is_causal is; the rest is left, with the reason."""
+    """Causal in inference, as is_causal is, and other masks in numbers; the rest is left, with the reason."""
     given = [t.detach() for t in inputs()]
-    for make, state in ((causal, "replaced"), (padded, "a mask in numbers: not timed by a GPU inside a graph: ask for it by name"), (either, "a mask that is a matrix: sdpa was faster")):
+    for make, state in ((causal, "replaced"), (padded, "replaced"), (either, "a mask that is a matrix: sdpa was faster")):
         report.forget()
         call, _ = compiled(attended(make), ops="auto")
         torch.testing.assert_close(call(*given), attended(make)(*given))
         assert {op: dict(states) for op, states in dtkernels.replacements().items()} == {"attention": {state: 1}}
 
 
-@pytest.mark.parametrize(("make", "is_causal"), [(causal, True), (nothing, False), (padded, None)])
+@pytest.mark.parametrize(("make", "is_causal"), [(causal, True), (nothing, False), (either, None)])
 def test_attention_that_is_left_to_torch_needs_no_matrix(make, is_causal):
     """With gradients torch's is faster, without a matrix."""
     call, graphs = compiled(attended(make), ops="auto")
