@@ -153,6 +153,12 @@ class Known:
         return found
 
     @cached_property
+    def strides(self) -> frozenset[str]:
+        """Labels whose extent is the row pitch of an input or output."""
+        results = [f.labels[-1] for f in self.outline.funcs if f.name in self.outputs and len(f.labels) > 1]
+        return frozenset(results).union(self.pitches)
+
+    @cached_property
     def narrow(self) -> frozenset[str]:
         """Funcs that are read as operands of products of one dtype, or normalized: between kernels they are stored in that."""
         return frozenset(r.tensor for f in self.outline.funcs if f.products for r in f.reads) | {*self.outline.normalized}

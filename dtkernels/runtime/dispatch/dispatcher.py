@@ -119,7 +119,7 @@ class Dispatcher:
         target = target or self.device_target(next(iter(tensors.values())).device)
         sizes = self.signature.extents(tensors)
         choice = self.programs.compete(choose(self.subject, dtype, sizes, target, self.known_outline), dtype, types, self.known_outline, target)
-        self._default_wins.put(bucket_of(sizes), choice.default is not None)
+        self._default_wins.put(bucket_of(sizes, self.known_outline), choice.default is not None)
         return choice
 
     @cached_property
@@ -224,7 +224,7 @@ class Dispatcher:
         dtype, target = DTYPE_NAMES[self.signature.result_dtype(tensors)], self.device_target(values[0].device)
         sizes = self.signature.extents(tensors)
         candidate = nearest(self.subject, dtype, sizes, target, self.known_outline)
-        if candidate is None or candidate.distance > FAR and self._default_wins.get(bucket_of(sizes), True):  # the default schedule competes
+        if candidate is None or candidate.distance > FAR and self._default_wins.get(bucket_of(sizes, self.known_outline), True):  # the default schedule competes
             return None
         for template in self._templates.get(self._kind(candidate, values)) or ():
             if (bound := template.at(values)) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...autoschedule.cost.kernel_config import halved_labels, read_schedule, tiled_labels
 from ...codegen.powers_of_two import next_power_of_two, two_tiles_are_shorter
@@ -13,6 +13,9 @@ from ..tables.table import Gpu, Row, RowKey, call_kind
 from .addition_order import fixed_order
 from .evidence import ITEMSIZE, Sizes, TimeModel, predictions
 from .size_buckets import bucket_anchor
+
+if TYPE_CHECKING:
+    from ...autoschedule.cost.outline import Known
 
 FAR = 0.75  #: from this distance on the default schedule competes with the row
 LIGHT = 0.25  #: weight of a label that only sets the number of blocks
@@ -48,7 +51,7 @@ def candidates(rows: Iterable[Row], key: RowKey, sizes: dict[str, int], spec: st
 def rank_rows(rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str, model: TimeModel | None = None) -> list[Candidate]:
     """Rank the pairs that ``rows_of_kind`` returns, as ``candidates`` does. Sizes are predicted at their bucket's anchors."""
     model, rows = model or TimeModel.unknown(sizes), list(rows)
-    anchors = {label: bucket_anchor(n) for label, n in sizes.items()}
+    anchors = dict(bucket_of(sizes, model.known))
     found: list[Candidate] = []
     for exact in (True, False):
         if own := [row for row, agrees in rows if agrees is exact]:
@@ -73,9 +76,9 @@ def _ranked(rows: list[Row], exact: bool, sizes: dict[str, int], anchors: dict[s
     return [c for _, c in sorted(found, key=lambda pair: pair[0])]
 
 
-def bucket_of(sizes: dict[str, int]) -> Sizes:
-    """Return the anchors of sizes: calls with equal ones are decided once."""
-    return tuple([(label, bucket_anchor(n)) for label, n in sizes.items()])
+def bucket_of(sizes: dict[str, int], known: Known | None = None) -> Sizes:
+    """Return the anchors of sizes: calls with equal ones are decided once. ``known``: the outline, which tells which extents are row pitches."""
+    return tuple([(label, bucket_anchor(n, known is None or label in known.strides)) for label, n in sizes.items()])
 
 
 def _logs(sizes: dict[str, int]) -> dict[str, float]:

@@ -107,7 +107,7 @@ def choose(subject: Call, dtype: str, sizes: dict[str, int], target: Target, kno
 def nearest(subject: Call, dtype: str, sizes: dict[str, int], target: Target, known: Known | None = None) -> Candidate | None:
     """Return the first usable row of ``choose`` with exactly the call's parameters; decided once for sizes of one bucket."""
     table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
-    found = table.nearest(key, sizes, subject.spec, lambda: None if known is None else TimeModel(known, target, _measured_on(table.gpu_of(key), target)))
+    found = table.nearest(key, sizes, subject.spec, known, lambda: None if known is None else TimeModel(known, target, _measured_on(table.gpu_of(key), target)))
     return found and found._replace(distance=distance(found.row, sizes, known.pitches if known else {}))
 
 
@@ -127,7 +127,7 @@ def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target,
     A measured row of the same tiles tells of it too, where the default schedule is that row's on copies with aligned rows; and one of the same
     kernels, where products wait for each other or two tiles hold what the row holds by one: the model errs on both alike.
     """
-    first, there = choice.usable[0], predicted_time(text, own or known, dict(bucket_of(choice.sizes)), ITEMSIZE[dtype], target)
+    first, there = choice.usable[0], predicted_time(text, own or known, dict(bucket_of(choice.sizes, known)), ITEMSIZE[dtype], target)
     waiting = sum(len(f.products) for f in known.outline.funcs) > 1
     same = tiles_of if copied_inputs(text) else kernels_of if waiting or halved_labels(text) else None
     told = [c for c in choice.usable if c.exact and c.row.measured and c.row.microseconds and not copied_inputs(c.row.schedule)] if same else []

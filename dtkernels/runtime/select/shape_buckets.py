@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from ...autoschedule.cost.outline import Known
@@ -83,9 +83,14 @@ class ScheduleCache:
 
     def _asked(self, sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Sizes:
         """Return the sizes that the default schedule of a call is made for."""
-        near = tuple([(label, n if label in self.fixed else bucket_anchor(n)) for label, n in sizes.items()])
+        near = tuple([(label, n if label in self.fixed else bucket_anchor(n, label in self.known.strides)) for label, n in sizes.items()])
         own = tuple(sizes.items())
         return near if near == own or self._fits(near, _powers(sizes), itemsize, target) else own
+
+    @cached_property
+    def known(self) -> Known:
+        """What the cost model knows of the algorithm."""
+        return Known.of(self.algorithm(), self.outputs)
 
     def _make_default_text(self, sizes: Sizes, itemsize: int | InputTypes, target: Target, in_order: bool) -> str:
         program = by_default_schedule(self.algorithm(), self.outputs, dict(sizes), itemsize, target, in_order)

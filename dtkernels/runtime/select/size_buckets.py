@@ -10,12 +10,13 @@ STEPS = 8  #: anchors per power of two
 REGULAR = 16  #: the default schedule and the builds distinguish sizes by divisibility up to this
 
 
-def bucket_anchor(size: int) -> int:
+def bucket_anchor(size: int, pitch: bool = True) -> int:
     """Return the size that represents ``size``: the largest in its eighth of an octave with the same greatest common divisor with 16.
 
-    Both sizes have the same next power of two, which is the tile extent of a label held whole. Sizes up to 16 represent themselves.
+    Both sizes have the same next power of two, which is the tile extent of a label held whole. Sizes up to 16 represent themselves. ``pitch``: rows of
+    a tensor begin this many elements apart. Of other extents, kernels only know whether 16 divides them.
     """
     if size <= REGULAR:
         return size
     step = max(REGULAR, next_power_of_two(size) // (2 * STEPS))
-    return -(-size // step) * step - math.gcd(size, REGULAR) % REGULAR
+    return -(-size // step) * step - (math.gcd(size, REGULAR) % REGULAR if pitch else min(size % REGULAR, 1))

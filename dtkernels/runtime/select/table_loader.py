@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..bounded_cache import BoundedCache
 from ..folders import folder_named, user_folder
@@ -24,6 +25,9 @@ from ..tables.trust import trusted
 from .addition_order import fixed_order
 from .evidence import Sizes, TimeModel
 from .row_ranking import Candidate, bucket_of, nearest_gpu, rank_rows, rows_of_kind
+
+if TYPE_CHECKING:
+    from ...autoschedule.cost.outline import Known
 
 _DECIDED = 8192  #: cached decisions per table: a thousand rows in four widths have 700 buckets for each kind of call
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -89,12 +93,12 @@ class OpTable:
             self._agree[key] = rows_of_kind(self.rows_like(key), key)
         return self._agree[key]
 
-    def nearest(self, key: RowKey, sizes: dict[str, int], spec: str, model: Callable[[], TimeModel | None]) -> Candidate | None:
-        """Return the first usable row with exactly ``key``, as ranked by ``rank_rows``. Sizes of one bucket are decided once."""
+    def nearest(self, key: RowKey, sizes: dict[str, int], spec: str, known: Known | None, model: Callable[[], TimeModel | None]) -> Candidate | None:
+        """Return the first usable row with exactly ``key``, as ranked by ``rank_rows``. Sizes of one bucket, as ``known`` tells it, are decided once."""
         if key not in self._own:
             self._own[key] = dict.fromkeys(tuple(sorted(row.sizes.items())) for row, exact in self.rows_of_kind(key) if exact)
         asked = tuple(sorted(sizes.items()))
-        name = (key, spec, ("own", asked) if asked in self._own[key] else bucket_of(sizes), fixed_order())
+        name = (key, spec, ("own", asked) if asked in self._own[key] else bucket_of(sizes, known), fixed_order())
         if name not in self._decided:
             ranked = rank_rows([(row, exact) for row, exact in self.rows_of_kind(key) if exact], sizes, spec, model())
             self._decided.put(name, next((c for c in ranked if not c.refused), None))

@@ -115,7 +115,7 @@ def test_a_table_asked_at_one_length_after_another_takes_the_rows_that_it_lists(
         for _ in range(40):
             sizes["l"] = max(1, sizes["l"] + rng.choice((1, 1, 1, 16, -64, sizes["l"])))
             usable = [c for c in row_ranking.candidates(agree, key, sizes, agree[0].spec) if not c.refused]
-            found = table.nearest(key, sizes, agree[0].spec, lambda: None)
+            found = table.nearest(key, sizes, agree[0].spec, None, lambda: None)
             assert (found and found.row.schedule) == (usable[0].row.schedule if usable else None), (key, sizes)
 
 
