@@ -89,8 +89,8 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     graphs    have `generate` replay CUDA graphs for steps of one token, with a static cache and without torch.compile
 
     If only "auto" asks for attention, as in ops="auto" and ops=["auto", "relu"], some of its calls go to sdpa. On a GPU these are
-    calls with gradients and no mask, because sdpa's backward is faster (benchmarks/h200/attention_backward.json), calls with a matrix
-    mask of unknown content (benchmarks/h200_last_run.txt), and, until they are timed, compiled calls with a mask and packed sequences. If attention is asked for by name, also in
+    calls with gradients and no mask, because sdpa's backward is faster (benchmarks/h200/attention_backward.json), and calls with a matrix
+    mask of unknown content (benchmarks/h200_last_run.txt). If attention is asked for by name, also in
     ops=["auto", "attention"], or by "all", it always runs the kernel. The report counts both.
 
     A query that sees no key, for example with padding on the left, gets zeros, as from sdpa with a boolean mask. Eager attention, and
