@@ -68,8 +68,7 @@ def fused_linear_scaled_cross_entropy(hidden, weight, target, temperature=1.0, i
 
 def kl_div(predicted, truth, reduction="batchmean", log_target=False, eps=1e-10):
     only(reduction=(reduction == "none", False))
-    teacher = truth if log_target else truth.clamp_min(eps).log()
-    total = ops.kl_divergence(predicted, teacher.float(), inputs="log_probs", reduction="sum")
+    total = ops.kl_divergence(predicted, truth, inputs="log_probs", log_target=log_target, reduction="sum")
     return like(predicted, {"sum": total, "batchmean": total / predicted.shape[0], "mean": total / predicted.numel()}[reduction])
 
 

@@ -15,13 +15,15 @@ def kl_divergence(
     target: torch.Tensor | None = None,
     ignore_index: int = -100,
     inputs: str = "logits",
+    log_target: bool = True,
 ) -> torch.Tensor:
     """KL(teacher || student) of the softmax of logits over temperature: sum(p * (log p - log q)), with p the teacher's (Hinton et al., 2015).
 
     reverse: KL(student || teacher) (Gu et al., MiniLLM, 2023). Nothing is multiplied by temperature^2.
 
     target: classes (...), integers; a row whose class is ignore_index gives 0, and the mean is over the others. inputs: "logits", or "log_probs" for
-    log-probabilities, which are taken as they are: their gradient is not that of a softmax.
+    log-probabilities, which are taken as they are: their gradient is not that of a softmax. log_target: with log_probs, False if the teacher's are
+    probabilities, as torch.nn.functional.kl_div takes them; a class of probability 0 adds nothing.
 
     Shapes: student, teacher (..., V); the result is float32: of shape (...) with reduction "none", else the sum or the mean over the rows.
     Differentiable in both. A logit of -inf has probability 0; a class that only the second distribution of the divergence gives 0 makes it inf. Raises
@@ -31,4 +33,8 @@ def kl_divergence(
     tensor(0.)
     """
     more = divergence_arguments("kl_divergence", student, teacher, temperature, reduction, target, ignore_index, inputs, "log_probs")
+    if not log_target:
+        if not more.pop("normalized", False) or temperature != 1:
+            raise ValueError(f'kl_divergence: log_target is False with inputs={inputs!r} and temperature {temperature}; allowed: inputs="log_probs", temperature 1')
+        more["probable"] = True
     return reduced(kl_divergence.operator()(reverse=bool(reverse), **more), reduction, target, ignore_index)

@@ -123,6 +123,7 @@ def test_targets_out_of_range(monkeypatch):
         (lambda: ops.linear_cross_entropy(HIDDEN, WEIGHT, TARGET, group="all"), TypeError, "group is str; allowed: a torch.distributed.ProcessGroup"),
         (lambda: ops.linear_cross_entropy(3, WEIGHT, TARGET), TypeError, "hidden is a int"),
         (lambda: ops.linear_logprobs(HIDDEN, WEIGHT, TARGET, temperature=0), ValueError, "temperature is 0; allowed: above 0"),
+        (lambda: ops.kl_divergence(HIDDEN, HIDDEN, log_target=False), ValueError, "log_target is False with inputs=.logits."),
         (lambda: ops.jsd(HIDDEN, HIDDEN, 1.0), ValueError, "beta is 1.0"),
         (lambda: ops.tvd(HIDDEN, WEIGHT), ValueError, "student, teacher have one shape"),
         (lambda: ops.linear_kl(HIDDEN, WEIGHT, HIDDEN, WEIGHT[:3]), ValueError, "shapes are hidden"),
@@ -178,6 +179,26 @@ LOGITS = {
     "tvd": (variation, [{}, {"temperature": 3.0}]),
 }
 OF_LAYERS = {"linear_kl": (kl, [{}, {"reverse": True, "temperature": 2.0}]), "linear_jsd": (jensen_shannon, [{}, {"beta": 0.3, "temperature": 2.0}])}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_kl_divergence_takes_probabilities_as_torch_does(reverse):
+    """Results and gradients against float64; forward, a class of probability 0 adds nothing, as in torch.nn.functional.kl_div."""
+    generator = torch.Generator().manual_seed(4)
+    student, teacher = (torch.randn(7, 33, generator=generator).log_softmax(-1) for _ in range(2))
+    teacher = teacher.exp()
+    if not reverse:
+        teacher[:, ::5] = 0
+    exact, given = student.double().requires_grad_(), student.clone().requires_grad_()
+    if reverse:
+        wanted = (exact.exp() * (exact - teacher.double().log())).sum(-1)
+    else:
+        wanted = F.kl_div(exact, teacher.double(), reduction="none").sum(-1)
+    found = ops.kl_divergence(given, teacher, inputs="log_probs", log_target=False, reverse=reverse, reduction="none")
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+    adjoint = torch.linspace(-1, 1, 7)
+    (ours,), (right,) = torch.autograd.grad(found, given, adjoint), torch.autograd.grad(wanted, exact, adjoint.double())
+    torch.testing.assert_close(ours.double(), right, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", LOGITS)
