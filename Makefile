@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help env demo test fuzz oldest lint clean report
+.PHONY: help env demo test fuzz oldest stack lint clean report
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,6 +12,9 @@ STAMP := $(VENV)/.dtkernels-installed
 # The oldest Triton that is supported, beside the newest in .venv. Its interpreter needs numpy < 2.4.
 OLDEST ?= triton==3.6.0
 OLD := $(VENV)-oldest
+# The versions that the figures were measured with. PyPI's torch 2.11 brings CUDA: a download of 3 GB, so that make test leaves it out.
+MEASURED ?= torch==2.11.0 triton==3.6.0 transformers==5.17.0 numpy<2.4
+STACK := $(VENV)-stack
 # Where there is no GPU: one version, so that a CPU build of it that pip is set up to find is the one taken.
 TORCH_CPU ?= torch==2.13.0
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -55,6 +58,14 @@ oldest: $(STAMP) ## the tests of generated kernels again, and the tables' kernel
 	PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q $(SPREAD) tests/compile/test_targets.py tests/compile/test_triton_workarounds.py
 	PYTHONPATH=$(CURDIR) $(OLD)/bin/python tools/check_tables.py  # shipped kernels are built by this Triton: some are built anew and compared
 
+stack: ## the tests of models, torch.compile and fuse with the versions that figures are measured with: downloads 3 GB
+	@if [ ! -e $(STACK)/.installed ]; then
+	    $(PYTHON) -m venv $(STACK)
+	    $(STACK)/bin/python -m pip install -q --disable-pip-version-check $(foreach p,$(MEASURED),'$(p)') pyyaml safetensors pytest pytest-xdist hypothesis peft accelerate
+	    touch $(STACK)/.installed
+	fi
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(STACK)/bin/python -m pytest -q -n $(JOBS) -p no:cacheprovider tests/cpu/huggingface tests/cpu/torch_compile tests/cpu/training tests/cpu/fuse tests/cpu/runtime
+
 fuzz: $(STAMP) ## random programs against float64 for SECONDS on DEVICE (interpreter or cuda), cases of SEED
 	@$(BIN)/python tests/fuzz.py --device $(DEVICE) --seed $(SEED) --seconds $(SECONDS)
 
@@ -72,7 +83,7 @@ report: $(STAMP) ## draw every table's measurements: HTML and PNGs under docs/re
 	@$(BIN)/python tools/report.py
 
 clean: ## remove the environment, caches and build outputs
-	rm -rf $(VENV) $(OLD) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLD) $(STACK) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find dtkernels integrations schedule_tables tools tests -name __pycache__ -prune -exec rm -rf {} +
 
 # Three cases: no GPU; a GPU whose python3 already has torch (kept, also without a network); a GPU and a bare python3.

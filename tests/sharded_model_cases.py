@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 
 import torch
@@ -91,14 +92,25 @@ def tensor_parallel_that_is_skipped() -> None:
         report.undo()
 
 
+def _parallelize(model, style: str) -> None:
+    """Shard the last layer by transformers' own plan; before 5.20 the plan is the model's."""
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    plan = {"lm_head": style, "lm_head.weight": style}
+    if "tp_plan" in inspect.signature(apply_tensor_parallelism).parameters:
+        apply_tensor_parallelism(model, mesh(), plan)
+    else:
+        model._tp_plan = plan
+        apply_tensor_parallelism(model, mesh())
+
+
 def tensor_parallel_of_transformers() -> None:
     """The plan of the model itself, for its last layer."""
-    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     whole = made()
     model = copy.deepcopy(whole)
     style = model._tp_plan["lm_head"]
-    apply_tensor_parallelism(model, mesh(), {"lm_head": style, "lm_head.weight": style})
+    _parallelize(model, style)
     assert isinstance(model.lm_head.weight, DTensor)
     report = apply_to(model, ops=OP)
     agrees(model, whole)
@@ -107,7 +119,7 @@ def tensor_parallel_of_transformers() -> None:
     report.undo()
     assert model.lm_head.forward is not forward and type(model(IDS, labels=LABELS).logits) is torch.Tensor
     local = copy.deepcopy(whole)
-    apply_tensor_parallelism(local, mesh(), {"lm_head": "colwise", "lm_head.weight": "colwise"})
+    _parallelize(local, "colwise")
     assert "does not gather the logits" in str(apply_to(local, ops=OP))
 
 

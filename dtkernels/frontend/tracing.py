@@ -114,6 +114,8 @@ def _traced(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.T
     except (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException, PendingUnbackedSymbolNotFound) as error:
         raise UnsupportedOperation("a decision or a size that depends on data", allowed="torch.where").at(place_text(places.now)) from error
     except RuntimeError as error:
+        if "Cannot call numel() on tensor with symbolic" in str(error):  # torch 2.11, of a mask's elements
+            raise UnsupportedOperation("a decision or a size that depends on data", allowed="torch.where").at(place_text(places.now)) from error
         if "Cannot cast FakeTensor" in str(error):  # item() of what is computed
             raise UnsupportedOperation("a number that depends on data", allowed="a tensor of one element").at(place_text(places.now)) from error
         raise

@@ -9,6 +9,8 @@ from torch.utils._pytree import tree_leaves
 
 import dtkernels
 
+OLDER = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 12)
+
 
 def results(function, given):
     return [v for v in tree_leaves(function(*given)) if isinstance(v, torch.Tensor)]
@@ -55,7 +57,8 @@ def test_values_and_gradients_by_the_reference(name, monkeypatch):
     before = dtkernels.paths().get(fused.__name__, {}).get("interpreter", 0)  # ops of other tests may have that name
     for seed, shapes in enumerate(case.calls):
         check(fused, case, shapes, torch.float64, seed)
-    assert len(fused.programs()) == case.programs, fused.dt
+    more = case.programs + (OLDER and name in ("weighted_loss", "mean_pooling"))  # there torch takes a size as a number
+    assert len(fused.programs()) == more, fused.dt
     assert dtkernels.paths().get(fused.__name__, {}).get("interpreter", 0) == before
 
 

@@ -117,6 +117,10 @@ def test_heads_without_a_vocabulary_are_left_alone():
 def test_one_graph_holds_the_own_loss():
     model = model_of("CrossEntropyLoss")
     wanted = model(**given("")).loss
+    try:
+        torch.compile(model, backend="eager", fullgraph=True)(**given(""))
+    except torch._dynamo.exc.Unsupported as error:
+        pytest.skip(f"unpatched it is not one graph with these versions: {str(error).splitlines()[0]}")
     with patched(model, ops="cross_entropy"):
         torch._dynamo.reset()
         torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(**given("")).loss, wanted)
