@@ -25,7 +25,7 @@ OP = ["linear_cross_entropy"]
 
 def made(**more):
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **more)).train()
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**(SIZES | more))).train()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3) if parameter.dim() > 1 else parameter.add_(0.1)
@@ -92,12 +92,19 @@ def tensor_parallel_that_is_skipped() -> None:
         report.undo()
 
 
+def _takes_a_plan() -> bool:
+    """Return whether transformers' function takes the plan; that of older releases takes the model's."""
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    return "tp_plan" in inspect.signature(apply_tensor_parallelism).parameters
+
+
 def _parallelize(model, style: str) -> None:
-    """Shard the last layer by transformers' own plan; before 5.20 the plan is the model's."""
+    """Shard the last layer by transformers' own plan."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     plan = {"lm_head": style, "lm_head.weight": style}
-    if "tp_plan" in inspect.signature(apply_tensor_parallelism).parameters:
+    if _takes_a_plan():
         apply_tensor_parallelism(model, mesh(), plan)
     else:
         model._tp_plan = plan
@@ -107,7 +114,7 @@ def _parallelize(model, style: str) -> None:
 def tensor_parallel_of_transformers() -> None:
     """The plan of the model itself, for its last layer."""
 
-    whole = made()
+    whole = made() if _takes_a_plan() else made(vocab_size=98)  # older ones gather even shards alone
     model = copy.deepcopy(whole)
     style = model._tp_plan["lm_head"]
     _parallelize(model, style)
