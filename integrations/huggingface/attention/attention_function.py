@@ -66,11 +66,12 @@ def dtkernels_attention(
     runs on the device, every call does.
     """
     record = record_of(module)
-    if _is_causal_alone(attention_mask, query, key, kwargs.get("sliding_window")):
+    alone = attention_mask is not None and _is_causal_alone(attention_mask, query, key, kwargs.get("sliding_window"))
+    if alone:
         attention_mask, kwargs["is_causal"] = None, True
     if (reason := _without_kernels(query)) is not None:
         record.count(reason)
-        causal = _is_causal(module, query, attention_mask, kwargs.get("is_causal"))
+        causal = alone or _is_causal(module, query, attention_mask, kwargs.get("is_causal"))
         return original_attention(record, module, query, key, value, as_matrix(attention_mask), causal, kwargs)
     if _collects_weights(module):
         kwargs["output_attentions"] = True
@@ -78,7 +79,7 @@ def dtkernels_attention(
     if seen is not None and (again := seen.result(query, key, value, attention_mask, kwargs)) is not None:
         record.calls += 1
         return again, None
-    causal = _is_causal(module, query, attention_mask, kwargs.get("is_causal"))
+    causal = alone or _is_causal(module, query, attention_mask, kwargs.get("is_causal"))
     inputs = _autocast(query, key, value)
     others = _unknown_kwargs(kwargs)
     reason = _read(module, record, others) or _unsupported(*inputs, attention_mask, kwargs) or _why_sdpa_is_faster(record, inputs, attention_mask, kwargs)

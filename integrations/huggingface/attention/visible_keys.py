@@ -66,8 +66,8 @@ class VisibleKeys:
 class KeyMask(torch.Tensor):
     """A boolean mask [B, 1, Tq, Tk] that is held as VisibleKeys. Any computation with it makes the matrix first.
 
-    Its own memory is one element; only torch's functions on the shape, dtype and device, and those by which its compiler describes a tensor, see that. Moved to another device it stays
-    numbers. Writes go to the matrix, which then stands for the mask.
+    Its own memory is one element; only torch's functions on the shape, dtype and device, and those by which its compiler describes a tensor,
+    see that. Moved to another device it stays numbers. Writes go to the matrix, which then stands for the mask.
     """
 
     reach: VisibleKeys
