@@ -60,7 +60,9 @@ class KernelPlan:
         self.writes = [f for f, _ in self.members if f is own or f.name in config.written or f.name in known.outputs]
         self.scattered = self._scattered(self.blocks)
         self.apart = self._split_apart()
-        self.bounded = frozenset(x for f, _ in self.members for x in f.bounded)
+        compared = frozenset(x for f, _ in self.members for x in f.bounded)
+        self.bounded = frozenset(x for x in compared if "<=" not in x)
+        self.ordered = [tuple(x.split("<=")) for x in sorted(compared - self.bounded)]  #: pairs of labels of which only those terms count whose first is not above the second
         self.loops = list(dict.fromkeys([((*f.labels, *nest), self._whole(f)) for f, _ in self.members for nest in _nests(f)]))
         self.results = list(dict.fromkeys([f.labels if f.products else (*f.labels, *f.reduced) for f, _ in self.members if f.products or not self.products]))
 

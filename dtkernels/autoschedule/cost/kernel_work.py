@@ -63,13 +63,22 @@ class KernelCount:
             self._share_tile(label, parts_of)
         for label in plan.bounded:
             if label in self.filled and label not in self.count and sizes.get(label, 1) > 1:
-                half = 0.5 + 0.5 * min(1.0, self.step[label] * 2 / self.filled[label])
-                self.filled[label] *= half
-                self.extent[label] *= half
+                seen = self._seen_share(label)
+                seen += min(1 - seen, self.step[label] / self.filled[label])
+                self.filled[label] *= seen
+                self.extent[label] *= seen
         for label in {x for f, _ in plan.members if f.name in plan.config.added for x in f.picked_labels()}:
             self.extent[label] = self.filled[label] = 1.0
             self.step[label] = self.loaded[label] = 1
         self.float8 = target.has_float8 and bool(plan.products) and self._depth() >= FLOAT8_DEPTH and all(f.name in plan.known.float8 for f, _ in plan.members if f.products)
+
+    def _seen_share(self, label: str) -> float:
+        """Return the share of all pairs that a comparison with another label leaves: a half, unless the places themselves are compared."""
+        for low, high in self.plan.ordered:
+            if label in (low, high) and low in self.sizes and high in self.sizes:
+                below, above = max(self.sizes[low], 1), max(self.sizes[high], 1)
+                return above / (2 * below) if above <= below else 1 - below / (2 * above)
+        return 0.5
 
     def _whole_tile(self, label: str, n: int) -> int:
         """Return the elements of the one or two tiles that hold a whole extent."""
@@ -437,8 +446,14 @@ class KernelCount:
     def _unique(self, read: Read, each: int) -> float:
         found = float(each)
         for x, divisor in read.labels:
-            found *= max(1.0, self.sizes.get(x, 1) / divisor)
+            found *= max(1.0, self._reach(x) / divisor)
         return found
+
+    def _reach(self, label: str) -> int:
+        """Return the extent of a label as far as loops over it go: no place lies above the last one that it is compared with."""
+        n = self.sizes.get(label, 1)
+        above = [self.sizes[high] for low, high in self.plan.ordered if low == label and high in self.sizes]
+        return min([n, *above]) if label not in self.count else n
 
     def _memory(self, reads: list[tuple[Access, int, float]], programs: int, at_once: int) -> float:
         """Return the bytes that all programs take from memory: each tensor once, and again where the L2 has dropped it."""
@@ -455,7 +470,7 @@ class KernelCount:
                 total += unique * (1.0 if self.plan.products else self._drops(read, at_once, passes / at_once))
                 continue
             for x, divisor in read.labels:
-                n = max(1.0, self.sizes.get(x, 1) / divisor)
+                n = max(1.0, self._reach(x) / divisor)
                 wave *= min(n, max(1.0, covered[x] * self.extent[x] / divisor)) if x in self.count else n
             if wave > self.target.l2_bytes:  # each iteration of the loops around it finds nothing of the one before
                 wave *= self.times(access.around, access.whole)

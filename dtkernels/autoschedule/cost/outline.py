@@ -52,7 +52,7 @@ class FuncOutline(NamedTuple):
     products: tuple[Product, ...]
     heavy: int  #: special functions
     light: int  #: other arithmetic
-    bounded: tuple[str, ...]  #: labels that are compared with one another, as in a causal mask
+    bounded: tuple[str, ...]  #: labels that are compared with one another, as in a causal mask; "l<=m" where the places themselves are
 
     def picked_labels(self) -> set[str]:
         """Return the labels of the result that no term of its sum has: data says which element a term belongs to."""
@@ -200,6 +200,8 @@ def _func(name: str, labels: tuple[str, ...], expr: ex.Expr) -> FuncOutline:
             if node.op in ("<", "<=", ">", ">="):
                 sides = [{n.name for n in side.walk() if isinstance(n, ex.Label)} for side in (node.left, node.right)]
                 bounded |= sides[0] ^ sides[1] if all(sides) else set()
+                low, high = (node.left, node.right) if node.op in ("<", "<=") else (node.right, node.left)
+                bounded |= {f"{low.name}<={high.name}"} if isinstance(low, ex.Label) and isinstance(high, ex.Label) else set()
     return FuncOutline(name, labels, tuple(reduced), tuple(reads), tuple(products), heavy, light, tuple(sorted(bounded)))
 
 

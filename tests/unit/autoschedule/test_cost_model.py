@@ -107,6 +107,21 @@ def test_a_time_that_was_measured_corrects_the_model_and_fades():
     assert weight(0) == 1 > weight(1) > weight(4) > 0 and math.isfinite(far.predicted)
 
 
+TRIANGLE = "Func f; In A, B; Var x, y; RVar k; f[x, y] = rdot(where(k <= x, A[x, k], 0), B[k, y], k);"
+
+
+def test_a_triangle_costs_what_lies_in_it():
+    """Half of a square. Of rows that end before the columns do, nothing behind the last row; of rows beyond them, nearly all."""
+    schedule = "f.block(x:128, y:128); f.tensorize(x:128, y:128, k:64); f.num_warps(4); f.num_stages(4);"
+
+    def time(text: str, x: int, k: int) -> float:
+        return predicted_time(schedule, known(text), {"x": x, "y": 8192, "k": k}, 2, H200)
+
+    assert 0.4 < time(TRIANGLE, 8192, 8192) / time(TRIANGLE.replace("k <= x", "A[x, k] > 0"), 8192, 8192) < 0.75
+    assert time(TRIANGLE, 512, 32768) < 1.5 * time(TRIANGLE, 512, 512)
+    assert 1.1 < 16 * time(TRIANGLE, 16384, 1024) / time(TRIANGLE, 16384, 16384) < 2.1
+
+
 def test_a_row_bounds_what_other_schedules_take_at_its_sizes():
     """A schedule that the model finds far too fast is not taken where another was measured to be the fastest."""
     model = TimeModel.unknown(("x", "y"))
