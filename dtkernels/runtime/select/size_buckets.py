@@ -7,6 +7,7 @@ import math
 from ...codegen.powers_of_two import next_power_of_two
 
 STEPS = 8  #: anchors per power of two
+LARGE = 256  #: up to it, steps are of 16
 REGULAR = 16  #: the default schedule and the builds distinguish sizes by divisibility up to this
 
 
@@ -14,9 +15,10 @@ def bucket_anchor(size: int, pitch: bool = True) -> int:
     """Return the size that represents ``size``: the largest in its eighth of an octave with the same greatest common divisor with 16.
 
     Both sizes have the same next power of two, which is the tile extent of a label held whole. Sizes up to 16 represent themselves. ``pitch``: rows of
-    a tensor begin this many elements apart. Of other extents, kernels only know whether 16 divides them.
+    a tensor begin this many elements apart. Of other extents, kernels only know whether 16 divides them; among large ones no more is told apart.
     """
     if size <= REGULAR:
         return size
     step = max(REGULAR, next_power_of_two(size) // (2 * STEPS))
-    return -(-size // step) * step - (math.gcd(size, REGULAR) % REGULAR if pitch else min(size % REGULAR, 1))
+    below = math.gcd(size, REGULAR) % REGULAR if pitch or size <= LARGE else min(size % REGULAR, 1)
+    return -(-size // step) * step - below
