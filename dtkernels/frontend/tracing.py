@@ -112,15 +112,19 @@ def _traced(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.T
     try:
         return _trace(call, tensors, table, places)
     except (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException, PendingUnbackedSymbolNotFound) as error:
-        raise UnsupportedOperation("a decision or a size that depends on data", allowed="torch.where").at(place_text(places.now)) from error
+        raise _depends_on_data(places) from error
     except RuntimeError as error:
         if "Cannot call numel() on tensor with symbolic" in str(error):  # torch 2.11, of a mask's elements
-            raise UnsupportedOperation("a decision or a size that depends on data", allowed="torch.where").at(place_text(places.now)) from error
+            raise _depends_on_data(places) from error
         if "Cannot cast FakeTensor" in str(error):  # item() of what is computed
             raise UnsupportedOperation("a number that depends on data", allowed="a tensor of one element").at(place_text(places.now)) from error
         raise
     finally:
         noisy.setLevel(level)
+
+
+def _depends_on_data(places: Places) -> UnsupportedOperation:
+    return UnsupportedOperation("a decision or a size that depends on data", allowed="torch.where").at(place_text(places.now))
 
 
 def _trace(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Tensor], table: dict, places: Places) -> Traced:

@@ -66,7 +66,7 @@ def dtkernels_attention(
     runs on the device, every call does.
     """
     record = record_of(module)
-    alone = attention_mask is not None and _is_causal_alone(attention_mask, query, key, kwargs.get("sliding_window"))
+    alone = attention_mask is not None and query.shape[2] > 1 and _is_causal_alone(attention_mask, query, key, kwargs.get("sliding_window"))
     if alone:
         attention_mask, kwargs["is_causal"] = None, True
     if (reason := _without_kernels(query)) is not None:
@@ -108,7 +108,7 @@ def _is_causal_alone(mask: torch.Tensor | None, query: torch.Tensor, key: torch.
     reach = visible_keys_of(mask, queries, keys) if in_numbers(mask) else None
     if reach is None or not reach.causal or reach.padding is not None or reach.segments is not None:
         return False
-    return queries == keys > 1 and (window is None or keys <= window)
+    return queries == keys and (window is None or keys <= window)
 
 
 def _without_kernels(query: torch.Tensor) -> str | None:
