@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -76,7 +75,8 @@ class Dispatcher:
     ):
         self.subject, self.signature, self.algorithm, self.outputs = subject, signature, algorithm, outputs
         self.device_target, self.precise = device_target, signature.precise
-        self.programs = ScheduleCache(algorithm, outputs, frozenset(n for n, source in signature.sizes.items() if isinstance(source, int)))
+        fixed = frozenset(n for n, source in signature.sizes.items() if isinstance(source, int))
+        self.programs = ScheduleCache(algorithm, outputs, fixed, lambda: Known(signature.outline or Outline.of(algorithm()), outputs))
         self._routes: BoundedCache[tuple, Route] = BoundedCache(REMEMBERED)
         #: by row and kind; empty after the first call, None where the wrapper cannot be traced
         self._templates: BoundedCache[tuple, list[LaunchTemplate] | None] = BoundedCache(REMEMBERED)
@@ -122,10 +122,10 @@ class Dispatcher:
         self._default_wins.put(bucket_of(sizes, self.known_outline), choice.default is not None)
         return choice
 
-    @cached_property
+    @property
     def known_outline(self) -> Known:
         """What the cost model knows of the algorithm."""
-        return Known(self.signature.outline or Outline.of(self.algorithm()), self.outputs)
+        return self.programs.known
 
     def types(self, tensors: dict[str, torch.Tensor]) -> int | InputTypes:
         """Return bytes per element of the inputs, or the dtype of each where products have dtypes of their own."""

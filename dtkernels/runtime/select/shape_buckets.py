@@ -41,10 +41,13 @@ class PlannedKernel:
 
 
 class ScheduleCache:
-    """Cache the programs of one prepared algorithm. ``algorithm()`` returns it; labels in ``fixed`` have a constant extent."""
+    """Cache the programs of one prepared algorithm. ``algorithm()`` returns it, ``known()`` its outline; labels in ``fixed`` have a constant extent."""
 
-    def __init__(self, algorithm: Callable[[], Algorithm], outputs: tuple[str, ...], fixed: frozenset[str] = frozenset()):
+    def __init__(
+        self, algorithm: Callable[[], Algorithm], outputs: tuple[str, ...], fixed: frozenset[str] = frozenset(), known: Callable[[], Known] | None = None
+    ):
         self.algorithm, self.outputs, self.fixed = algorithm, outputs, fixed
+        self._known = known or (lambda: Known.of(algorithm(), outputs))
         self._of_row = lru_cache(REMEMBERED)(self._read)
         self._default_text = lru_cache(DECIDED)(self._make_default_text)
         self._default_programs: BoundedCache[str, Program] = BoundedCache(REMEMBERED)
@@ -90,7 +93,7 @@ class ScheduleCache:
     @cached_property
     def known(self) -> Known:
         """What the cost model knows of the algorithm."""
-        return Known.of(self.algorithm(), self.outputs)
+        return self._known()
 
     def _make_default_text(self, sizes: Sizes, itemsize: int | InputTypes, target: Target, in_order: bool) -> str:
         program = by_default_schedule(self.algorithm(), self.outputs, dict(sizes), itemsize, target, in_order)
