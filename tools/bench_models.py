@@ -7,6 +7,8 @@
 
     python tools/bench_models.py --models llama --work generate --lengths 2048 --rounds 1 --repeats 3 --variants sdpa,dtkernels,dtkernels+graphs,sdpa+compile
 
+A model named TYPE-4 is of that model type of transformers, with four layers of 2048 columns.
+
 A variant is a patch: sdpa (no patch), liger (its full patch of the model), dtkernels (ops="auto"), dtkernels:OP:OP (only these ops). A suffix
 says how it runs: +compile by torch.compile, +backend by torch.compile with dtkernels.compile_backend, +backend:OP:OP with these ops replaced, and
 +graphs, ours alone, by CUDA graphs in generate. Variants run in turn on the same weights, first in the given order, then in the opposite one, because
@@ -42,6 +44,7 @@ if __name__ == "__main__":
 import torch
 import transformers
 from common.cli_types import Parser, at_least, device, file_to_write, several, some_of
+from common.model_shapes import SHAPES, build
 from dtkernels.integrations.huggingface import patched
 from dtkernels.integrations.huggingface.apply import OPS
 from dtkernels.integrations.torch_compile.report import forget, replacements
@@ -50,28 +53,6 @@ from dtkernels.integrations.torch_compile.table import OPS as REPLACED
 import dtkernels
 from dtkernels.lang.errors import error_line
 
-TOKENS = 32768
-
-
-def _llama(length: int, hidden: int, layers: int, heads: int, key_heads: int) -> dict:
-    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": layers, "head_dim": hidden // heads}
-    return sizes | {"num_attention_heads": heads, "num_key_value_heads": key_heads, "max_position_embeddings": length}
-
-
-def _opt(length: int, hidden: int, layers: int, heads: int) -> dict:
-    sizes = {"hidden_size": hidden, "ffn_dim": 4 * hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
-    return sizes | {"word_embed_proj_dim": hidden, "max_position_embeddings": length, "dropout": 0.0}
-
-
-#: model -> (class, config) of a shape; small is for a CPU, toy for trying this script
-SHAPES: dict[str, tuple[str, Callable[[int], dict]]] = {
-    "llama": ("Llama", lambda n: _llama(n, 2048, 16, 32, 8)),
-    "opt": ("OPT", lambda n: _opt(n, 2048, 24, 32)),
-    "small": ("Llama", lambda n: _llama(n, 512, 4, 8, 8) | {"vocab_size": 4096}),
-    "small-opt": ("OPT", lambda n: _opt(n, 512, 4, 8) | {"vocab_size": 4096}),
-    "toy": ("Llama", lambda n: _llama(n, 64, 2, 4, 2)),
-    "toy-opt": ("OPT", lambda n: _opt(n, 64, 2, 4)),
-}
 WORK = ("forward", "train", "checkpoint", "generate")
 #: measured unless options say otherwise
 ON_GPU = {"models": ("llama", "opt"), "work": ("train", "generate"), "lengths": (2048, 8192), "tokens": 8192, "new": 64, "repeats": 5, "rounds": 2}
@@ -137,16 +118,6 @@ def _loss(model, variant: str, loss_alone: bool) -> Callable[..., torch.Tensor]:
         return called(input_ids=ids, labels=ids, use_cache=False, **given).loss
 
     return _compiled(loss, variant) if loss_alone else loss
-
-
-def build(name: str, length: int, device: str, dtype: torch.dtype):
-    """Return a causal language model of a shape with random weights, the same in every call."""
-    kind, config = SHAPES[name]
-    sizes = {"vocab_size": TOKENS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **config(length + 128)}
-    made = getattr(transformers, f"{kind}Config")(**sizes)
-    torch.manual_seed(0)
-    with torch.device(device):
-        return getattr(transformers, f"{kind}ForCausalLM")(made).to(dtype)
 
 
 def clocked(work: Callable[[], object], repeats: int, device: str, clock: Callable[[], float] = time.perf_counter) -> tuple[list[float], float | None]:
