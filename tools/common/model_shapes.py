@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import transformers
@@ -22,8 +23,8 @@ def _opt(length: int, hidden: int, layers: int, heads: int) -> dict:
     return sizes | {"word_embed_proj_dim": hidden, "max_position_embeddings": length, "dropout": 0.0}
 
 
-def _family(model_type: str, length: int, hidden: int, layers: int, heads: int, key_heads: int) -> dict:
-    sizes = _llama(length, hidden, layers, heads, key_heads) | {"intermediate_size": 11 * hidden // 4}
+def _family(model_type: str, length: int) -> dict:
+    sizes = _llama(length, hidden=2048, layers=4, heads=16, key_heads=4) | {"intermediate_size": 5632}
     dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if model_type == "gpt2" else {}
     return sizes | dropouts
 
@@ -36,7 +37,7 @@ SHAPES: dict[str, tuple[str, Callable[[int], dict]]] = {
     "small-opt": ("opt", lambda n: _opt(n, 512, 4, 8) | {"vocab_size": 4096}),
     "toy": ("llama", lambda n: _llama(n, 64, 2, 4, 2)),
     "toy-opt": ("opt", lambda n: _opt(n, 64, 2, 4)),
-    **{f"{kind}-4": (kind, lambda n, kind=kind: _family(kind, n, 2048, 4, 16, 4)) for kind in FAMILIES},
+    **{f"{kind}-4": (kind, partial(_family, kind)) for kind in FAMILIES},
 }
 
 

@@ -1,11 +1,12 @@
 """Register ops with torch.library as ``torch.ops.dtkernels.<op>``: for torch.compile, torch.export, autocast and fake tensors.
 
-Each op has four entries, all derived from its algorithm:
+Each op has five entries, all derived from its algorithm:
 
-``<op>``           the op as the caller sees it, opaque to the compiler; differentiable
-``<op>_open``      the same, decomposed into plain torch operations, which the compiler fuses with their surroundings
-``<op>_forward``   a forward that also returns what backward reads, on tensors of the declared ranks
-``<op>_backward``  the derived gradient, likewise
+``<op>``            the op as the caller sees it, opaque to the compiler; differentiable
+``<op>_inference``  the same without gradients: what graphs that need none call
+``<op>_open``       the op decomposed into plain torch operations, which the compiler fuses with their surroundings
+``<op>_forward``    a forward that also returns what backward reads, on tensors of the declared ranks
+``<op>_backward``   the derived gradient, likewise
 
 Eager calls bypass these entries: they go from the arguments to bound kernels. An op that is registered again with another algorithm
 gets new entries, ``<op>_2``: code compiled with the old op still means the old one.
@@ -14,17 +15,21 @@ gets new entries, ``<op>_2``: code compiled with the old op still means the old 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..bounded_cache import BoundedCache
-from ..path_counters import checking, count
+from ..path_counters import checking
 from ..torch_support.dtypes import KERNEL_DTYPES
 from ..torch_support.unsupported_autograd import refuse_forward_mode, without_derivative
+from .repeated_calls import RepeatedCalls, RepeatedInference
 
 if TYPE_CHECKING:
-    from .operator import Operator, Variant
+    from .operator import Operator
+    from .variant import DifferentiablePair, Variant
 
 NAMESPACE = "dtkernels"
 VERSION = "dt_spec"  #: an argument of entries that nothing reads: which algorithm was meant, for the keys of torch's caches of compiled graphs
@@ -53,7 +58,7 @@ def _is_name_taken(name: str, operator: Operator) -> bool:
 
 
 def _entry_names(name: str) -> set[str]:
-    return {name, f"{name}_open", f"{name}_forward", f"{name}_backward"}
+    return {name, *(f"{name}_{entry}" for entry in ("inference", "open", "forward", "backward"))}
 
 
 def _definition_key(operator: Operator) -> tuple:
@@ -186,14 +191,22 @@ def _define(name: str, schema: str) -> None:
     tags = (torch.Tag.pt2_compliant_tag,)
     numbers = "".join(f", {n}" for n in _number_arguments(known[name].spec.algorithm))
     inner = f"(Tensor[] values, str kind{', *' if numbers else ''}{numbers}) -> Tensor[]"
-    for entry, text in ((name, schema), (f"{name}_open", schema), (f"{name}_forward", inner), (f"{name}_backward", inner)):
+    outer = {entry: schema for entry in (name, f"{name}_inference", f"{name}_open")}
+    for entry, text in (*outer.items(), (f"{name}_forward", inner), (f"{name}_backward", inner)):
         _library.define(f"{entry}{text}", tags=tags)
+
+    repeated: list[RepeatedInference] = []  #: that of the op, which another may replace
 
     def run(*args, **named):
         operator = known[name]
-        if len(named) > (VERSION in named) or any(a is None for a in args):
-            return _without_written(operator, operator.plain((), _arguments(operator, args, named)))
-        return _without_written(operator, operator.plain(args, {}))
+        named.pop(VERSION, None)
+        if not named and not any([a is None for a in args]):
+            found = operator.plain(args, {})
+        else:
+            if not repeated or repeated[0].operator is not operator:
+                repeated[:] = [RepeatedInference(operator, partial(_arguments, operator))]
+            found = repeated[0](args, {n: v for n, v in named.items() if v is not None})
+        return _without_written(operator, found) if operator.manifest.written else found
 
     def shaped(*args, **named):
         call = known[name].bind((), _arguments(known[name], args, named))
@@ -205,7 +218,7 @@ def _define(name: str, schema: str) -> None:
         refuse_forward_mode(known[name].name, given.values())
         if not (torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in given.values())):
             with torch._C._AutoDispatchBelowAutograd():
-                return getattr(torch.ops.dtkernels, name)(*args, **named)
+                return getattr(torch.ops.dtkernels, f"{name}_inference")(*args, **named)
         if torch._C._are_functorch_transforms_active():
             raise NotImplementedError(
                 f"{known[name].name}: torch.func transforms inside torch.compile are not supported; allowed: transforms of eager calls"
@@ -224,11 +237,12 @@ def _define(name: str, schema: str) -> None:
     def mapped(info, in_dims, *args, **named):
         raise vmap_error(name)
 
-    _library.impl(name, run, "CompositeExplicitAutograd")
+    for entry in (name, f"{name}_inference"):
+        _library.impl(entry, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{entry}", shaped, lib=_library)
+        torch.library.register_vmap(f"{NAMESPACE}::{entry}", mapped, lib=_library)
     _library.impl(name, differentiable, "Autograd")
     _library.impl(f"{name}_open", opened, "CompositeImplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", shaped, lib=_library)
-    torch.library.register_vmap(f"{NAMESPACE}::{name}", mapped, lib=_library)
     for key, device in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
         for entry in (name, f"{name}_open"):
             _library.impl(entry, _casting(name, entry, device), key)
@@ -293,50 +307,49 @@ def recorded(operator: Operator, args: tuple, kwargs: dict):
     return results if len(results) > 1 else results[0]
 
 
-_pairs: BoundedCache[tuple, tuple] = BoundedCache(REMEMBERED)
+@dataclass(frozen=True, slots=True)
+class _GraphCall:
+    """What a compiled graph says of one of its calls, resolved."""
+
+    pair: DifferentiablePair
+    numbers: tuple[str, ...]  #: scalars that are Python numbers
+    forward: RepeatedCalls
+    backward: RepeatedCalls
 
 
-def _pair(name: str, kind: str):
-    """Return (the forward and backward pair, names of the scalars that are numbers); cached."""
+_graph_calls: BoundedCache[tuple, _GraphCall] = BoundedCache(REMEMBERED)
+
+
+def _graph_call(name: str, kind: str) -> _GraphCall:
+    """Return the call that ``kind`` describes; cached."""
     key = (name, kind, id(known[name]))
-    return _pairs.get(key) or _pairs.put(key, _resolve_pair(name, kind))
+    return _graph_calls.get(key) or _graph_calls.put(key, _resolve(name, kind))
 
 
-def _resolve_pair(name: str, kind: str):
+def _resolve(name: str, kind: str) -> _GraphCall:
     told = json.loads(kind)
     variant = known[name].variant(tuple(sorted(told["params"].items())), frozenset(told["batched"]), told["labels"])
-    return variant.pair(tuple(told["wanted"]), tuple(told["kept"])), tuple(told["numbers"])
-
-
-def _split_values(variant: Variant, values: list[torch.Tensor], numbers: dict[str, object], named: tuple[str, ...]) -> tuple[dict, dict]:
-    """Return the tensors and the scalars of a variant by name."""
-    a = variant.signature
-    given: dict[str, object] = dict(zip([n for n in (*a.inputs, *a.scalars) if n not in named], values))
-    given |= {n: numbers[f"{n}_number"] for n in named if n in a.scalars}
-    return {n: given[n] for n in a.inputs}, {n: given[n] for n in a.scalars}
+    pair, numbers = variant.pair(tuple(told["wanted"]), tuple(told["kept"])), tuple(told["numbers"])
+    halves = []
+    for half, title in ((pair.forward, known[name].name), (pair.backward, f"{known[name].name} backward")):
+        order = [f"{n}_number" if n in numbers else None for n in (*half.signature.inputs, *half.signature.scalars)]
+        halves.append(RepeatedCalls(half, title, order))
+    return _GraphCall(pair, numbers, *halves)
 
 
 def _direction_entry(name: str, half: str):
     def run(values: list[torch.Tensor], kind: str, **numbers) -> list[torch.Tensor]:
-        pair, named = _pair(name, kind)
-        variant = getattr(pair, half)
-        tensors, scalars = _split_values(variant, values, numbers, named)
-        title = known[name].name + ("" if half == "forward" else " backward")
-        given = (*tensors.values(), *scalars.values())
-        if not checking() and (route := variant.dispatch.known(given)) is not None:
-            count(title, "gpu" if values[0].is_cuda else "interpreter")
-            return list(route.launch(given))
-        with torch.no_grad():
-            return list(variant.forward(title, tensors, scalars))
+        return getattr(_graph_call(name, kind), half)(values, numbers)
 
     return run
 
 
 def _fake_direction_entry(name: str, half: str):
     def shaped(values: list[torch.Tensor], kind: str, **numbers) -> list[torch.Tensor]:
-        pair, named = _pair(name, kind)
-        variant = getattr(pair, half)
-        return list(like_results(variant, _split_values(variant, values, numbers, named)[0]))
+        call = _graph_call(name, kind)
+        variant = getattr(call.pair, half)
+        given = [n for n in (*variant.signature.inputs, *variant.signature.scalars) if n not in call.numbers]
+        return list(like_results(variant, {n: v for n, v in zip(given, values) if n in variant.signature.inputs}))
 
     return shaped
 
@@ -351,7 +364,8 @@ class _EntryAutograd(torch.autograd.Function):
 
     @staticmethod
     def forward(name: str, kind: str, numbers: dict[str, object], *values: torch.Tensor):
-        pair, named = _pair(name, kind)
+        call = _graph_call(name, kind)
+        pair, named = call.pair, call.numbers
         a = pair.forward.signature
         own = dict(zip([n for n in pair.names if n not in named], values))
         given = [own[n] for n in (*a.inputs, *a.scalars) if n not in named]
@@ -360,7 +374,8 @@ class _EntryAutograd(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         name, kind, numbers, *values = inputs
-        pair, named = _pair(name, kind)
+        call = _graph_call(name, kind)
+        pair, named = call.pair, call.numbers
         names = [n for n in pair.names if n not in named]
         found = {**dict(zip(names, values)), **dict(zip(pair.forward.outputs, output))}
         a = pair.backward.signature
@@ -372,7 +387,8 @@ class _EntryAutograd(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        pair, named = _pair(ctx.name, ctx.kind)
+        call = _graph_call(ctx.name, ctx.kind)
+        pair, named = call.pair, call.numbers
         a, saved = pair.backward.signature, ctx.saved_tensors  # read once: checkpointing allows no second access
         found = dict(zip(ctx.kept, saved)) | {pair.gradient.adjoints[o]: g for o, g in zip(pair.public, grads)}
         values = [found[n] for n in (*a.inputs, *a.scalars) if n not in named]

@@ -138,7 +138,7 @@ def test_the_spec_says_what_the_compiler_sees(mine, policy, monkeypatch):
         lambda a, b: mine(a, b, level=2.0)[0], fullgraph=True, backend=torch._dynamo.backends.common.aot_autograd(fw_compiler=backend)
     )
     torch.testing.assert_close(compiled(a, b), mine(a, b, level=2.0)[0])
-    assert ("dtkernels.blend.default" in seen) == (policy == "kernel") and ("aten.maximum.default" in seen) == (policy == "fuse")
+    assert ("dtkernels.blend_inference.default" in seen) == (policy == "kernel") and ("aten.maximum.default" in seen) == (policy == "fuse")
 
 
 @pytest.mark.parametrize("op", ["softmax", "dyt", "mmsigmoid", "two_mm", "attention"])
