@@ -8,6 +8,7 @@ from ..ir.nest import (
     Accumulator,
     Assign,
     Axis,
+    BlockNumber,
     DescriptorStore,
     Guard,
     Index,
@@ -38,6 +39,8 @@ def eliminate_dead_code(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         names = {n.name for s, n in found if isinstance(n, Local) and not (isinstance(s, Assign) and s.name == n.name)}
         axes = {n.axis for n in nodes if isinstance(n, (Position, Start))}
         axes |= {a for n in nodes if isinstance(n, Guard) for a in n.axes}
+        numbered = {n.label for n in nodes if isinstance(n, BlockNumber)}
+        axes |= {s.axis for s in statements(body) if isinstance(s, Index) and s.start == "block" and s.axis.label in numbered}
         kept = _keep(body, names, axes)
         if kept == body:
             return body

@@ -40,6 +40,7 @@ def one_step(loop: Loop, accumulators: tuple[Accumulator, ...], axis: Axis) -> t
     inner = {s.name for one in step if isinstance(one, Loop) for s in statements(one.body) if isinstance(s, Assign)}
     if inner & {a.name for a in accumulators}:
         return (*accumulators, *step)
+    sums = {a.name: a for a in accumulators}
     known: dict[str, Tile] = {a.name: Const(a.start) for a in accumulators}
     body: list[Statement] = []
 
@@ -50,7 +51,7 @@ def one_step(loop: Loop, accumulators: tuple[Accumulator, ...], axis: Axis) -> t
         (s,) = nest.map_values((s,), value)
         if isinstance(s, Assign) and s.name in known:
             del known[s.name]
-            s = Let(s.name, s.value, s.axes)
+            s = replace(sums[s.name], start=s.value.value) if isinstance(s.value, Const) else Let(s.name, s.value, s.axes)  # a constant is still a tile
         body.append(s)
     return tuple(body)
 

@@ -34,6 +34,9 @@ OF_ROWS = {
     "all rows a block": "Func f; In A; Var x; RVar y; f[x] = rsum(A[x, y], y); f.block(y:32); f.tensorize(x:0, y:32);",
     "the outer of two loops": "Func f; In A; RVar x, y; f[] = rsum(A[x, y], x, y); f.block(x:8); f.tensorize(x:8, y:32);",
     "the inner of two loops": "Func f; In A; RVar x, y; f[] = rsum(A[x, y], x, y); f.block(y:32); f.tensorize(x:8, y:32);",
+    "a sum that is 0": "Func f; In A; Var x; RVar y; f[x] = rdot(0, A[x, y], y) - 1; f.block(x:4, y:32); f.tensorize(x:4, y:32);",
+    "a sum that is 0, in tiles of a block": "Func f; In A; Var x; RVar y; f[x] = rsum(0 * A[x, y], y) - 1; f.block(x:8, y:32); f.tensorize(x:4, y:32);",
+    "a sum of numbers": "Func f; In A; Var x; RVar y; f[x] = rsum(2 + 0 * A[x, y], y); f.block(x:4, y:32); f.tensorize(x:4, y:32);",
     "two passes": "Func m, s, f; In A; Var x; RVar y; m[x] = rmax(abs(A[x, y]), y); s[x] = rsum(A[x, y] / (1 + m[x]), y); f[x] = s[x] + m[x]; m.fuse_at(f, x); s.fuse_at(f, x); f.block(x:4, y:32); f.tensorize(x:4, y:32);",
 }
 
