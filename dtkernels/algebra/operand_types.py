@@ -161,12 +161,12 @@ def _constant(e: ex.Expr) -> bool:
 
 
 def rows_of(side: ex.Expr) -> ex.Access | None:
-    """Return the tensor that is a side of a product, all of it or rows that data chooses; None for a side that is computed."""
+    """Return the tensor that is a side of a product, all of it or rows that a condition chooses; None for a side that is computed."""
     match side:
         case ex.Access():
             return side
         case ex.Call("where", (condition, ex.Access(_, (*_, ex.Label(last))) as rows, zero)) if is_zero(zero):
-            return rows if any(ex.accesses(condition)) and last not in ex.free_labels(condition) else None  # type: ignore[return-value]
+            return rows if last not in ex.free_labels(condition) else None  # type: ignore[return-value]
     return None
 
 

@@ -31,7 +31,7 @@ def recompute_is_costly(shape: SchedulingProblem, func: str, root: str) -> bool:
     if not shape.dots(func):
         long = tuple(label for label in missing if not shape.is_short(label))  # one block has all of a short one
         return _is_operand_summed_over_windows(shape, func, root) or _recomputes_sum(shape, func, root, long)
-    if shape.underfills_gpu(func, root) or sweep_underfills_gpu(shape, func, root) or _is_scattered(shape, func, root):
+    if shape.underfills_gpu(func, root) or sweep_underfills_gpu(shape, func, root) or _is_scattered(shape, func, root) or is_read_in_windows(shape, func, root):
         return True
     if any(shape.sizes[label] > WHOLE_SIDE for label in missing) and not shape.holds_chain(func, root):
         return True
@@ -73,12 +73,13 @@ def _recomputes_sum(shape: SchedulingProblem, func: str, root: str, missing: tup
     ``root`` is written along, too long to hold, and each step would add them up.
     """
     over, own = reduction_labels(shape.algorithm, func), shape.algorithm[root].labels
-    if _leaves_few_programs(shape, func, root) or _sums_to(shape, func) and _is_read_in_windows(shape, func, root):
+    if _leaves_few_programs(shape, func, root) or _sums_to(shape, func) and is_read_in_windows(shape, func, root):
         return True
     if missing and (sum_needs_own_kernel(shape, func, root, missing) or shape.tells_bounds(func) and (_elements(shape, missing) > WHOLE_SIDE or _elements(shape, over) > BLOCK)):
         return True
     if set(over) & set(own):
-        return own[-1] not in over and _elements(shape, over) > WHOLE_COLUMN
+        apart = not {*over} & {*own} <= {*own[-len(over) :]}  # a program has a block of each: batch norm's sums over images and pixels, beside channels
+        return own[-1] not in over and _elements(shape, over) > WHOLE_COLUMN or apart and _elements(shape, over) > BLOCK
     terms, others = _elements(shape, over), _elements(shape, missing)
     return not set(over) & set(reduction_labels(shape.algorithm, root)) and terms > FEW and others > 1 and terms * others > BLOCK
 
@@ -100,7 +101,7 @@ def _sums_to(shape: SchedulingProblem, func: str) -> bool:
     return any(set(shape.algorithm[f].labels) == own for f in sums)
 
 
-def _is_read_in_windows(shape: SchedulingProblem, func: str, root: str) -> bool:
+def is_read_in_windows(shape: SchedulingProblem, func: str, root: str) -> bool:
     """Return whether the kernel of ``root`` reduces windows of ``func``, or of what is made from it, which would be recomputed at each position of each window."""
     made = {f for f in shape.algorithm.needed_by((root,)) if f != root and func in shape.algorithm.needed_by((f,)) and set(shape.algorithm[f].labels) == set(shape.algorithm[func].labels)}
     for g in shape.algorithm.needed_by((root,)):

@@ -72,10 +72,10 @@ def _of_several_products(chain: Chain) -> Iterator[KernelConfig]:
     Smaller blocks than the usual ones may fill the GPU better. Of several labels that are summed over, each may be the one that
     a tile has more than one element of: queries, or the heads of a group.
     """
-    shape, row, loops = chain.shape, chain.rows[-1], reduction_labels(chain.shape.algorithm, chain.root)
+    shape, row = chain.shape, chain.rows[-1]
     wide = max((next_power_of_two(shape.sizes[c]) for c in chain.columns), default=1)
     two = any(fits_two_tiles(shape.sizes, c) for c in chain.columns)
-    for walked in loops:
+    for walked in chain.summed():
         usual = chain.usual(walked)
         yield usual
         block, longest = dict(usual.blocks), next_power_of_two(shape.sizes[walked])

@@ -122,7 +122,7 @@ def reduces_products(shape: SchedulingProblem, func: str) -> bool:
 
 def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig | None:
     """Return the choices for a kernel that computes one matrix, a product or a sum of some, and reduces its rows; None for other kernels."""
-    found = _reduced_row(shape, root, members)
+    found = reduced_row(shape, root, members)
     if found is None:
         return None
     main, row, dots = found
@@ -168,7 +168,7 @@ def _whole_beside(
     return shape.config(root, blocks, tile, 8, 3)
 
 
-def _reduced_row(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[str, str, list[ex.Dot]] | None:
+def reduced_row(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[str, str, list[ex.Dot]] | None:
     """Return the only product of a kernel, the label of its rows that others reduce, and its sums, longest first; None for other kernels."""
     products = [m for m in members if shape.dots(m)]
     if len(products) != 1 or products[0] == root:
@@ -182,7 +182,7 @@ def _reduced_row(shape: SchedulingProblem, root: str, members: list[str]) -> tup
 
 def swept_row(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[str, str] | None:
     """Return the product whose rows a kernel reduces, and their label, where they are too long to hold and nothing is written along them."""
-    found = _reduced_row(shape, root, members)
+    found = reduced_row(shape, root, members)
     if found is None or found[1] in shape.algorithm[root].labels or shape.sizes[found[1]] <= WHOLE_SIDE:
         return None
     return found[0], found[1]

@@ -16,6 +16,7 @@ from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem
 from .candidates.blocked_sums import swept_configs
 from .candidates.chain_tiles import chain_variants
+from .candidates.held_windows import held_window_candidates
 from .candidates.paired_sums import paired_sum_candidates
 from .candidates.split_rows import split_row_candidates
 from .candidates.streamed_gemm import streamed_candidates
@@ -72,6 +73,7 @@ KINDS = (
     Kind(ROWS, _only(row_tiles)),
 )
 RULES = (
+    Rule("product and row reduction", held_window_candidates),
     Rule("chained products", chain_candidates, chain_variants),
     Rule("products", streamed_candidates),
     Rule("products", window_candidates),

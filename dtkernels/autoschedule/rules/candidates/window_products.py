@@ -51,7 +51,7 @@ LONG = 1024  #: elements of a side that fill several tiles
 GATHERED = 64  #: bytes of elements, each with an address of its own, that a thread loads at once: more have no registers
 
 
-class _Side:
+class TileSide:
     """What a tile runs along on one side of a product, or in its sum: one label, or several as one; ``of`` are all that there are."""
 
     def __init__(self, shape: SchedulingProblem, labels: tuple[str, ...], of: tuple[str, ...]):
@@ -73,31 +73,31 @@ def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -
     if len(dots) != 1 or not shape.has_products_alone(root, members) or shape.itemsize == 1:
         return
     main, dot = main_product(shape, members)
-    reads = [_loaded(side) for side in (dot.left, dot.right)]
+    reads = [loaded(side) for side in (dot.left, dot.right)]
     own = shape.algorithm[root].labels
     rows, columns = sides(shape, root, dot)
     others = any(reduction_labels(shape.algorithm, m) for m in members if m != main)
     picked = any(shape.is_picked(dot, x) for x in dot.labels)
     if None in reads or others or picked or not rows or not columns or {*dot.labels} & {*own}:
         return
-    slides = any(_slides(a) for a in reads if a)
+    slides = any(slides_over(a) for a in reads if a)
     if not slides and max(len(rows), len(columns), len(dot.labels)) == 1:
         return
     if own.index(rows[-1]) > own.index(columns[-1]):  # the columns are what lies contiguous
         rows, columns = columns, rows
     taps = _taps(shape, [a for a in reads if a], dot)
-    for row, column, summed in product(_sides(shape, rows, dot, own[0], taps), _sides(shape, columns, dot, own[0], taps), _sides(shape, dot.labels, dot)):
+    for row, column, summed in product(tile_sides(shape, rows, dot, own[0], taps), tile_sides(shape, columns, dot, own[0], taps), tile_sides(shape, dot.labels, dot)):
         if any(side.is_long if summed.merged else side.apart and not _lies_dense(reads, side) for side in (row, column)):
             continue
         tiled, found = (row, column, summed), [a for a in reads if a]
-        copies = _copies(shape, found, (summed, column, row), slides)
+        copies = copies_of(shape, found, (summed, column, row), slides)
         if copies is not None:
             yield from _tiled(shape, root, tiled, dot.labels, copies, slides, taps=taps)
         if not slides and (described := _described(shape, root, found, tiled)):
             yield from _tiled(shape, root, tiled, dot.labels, (), slides, described)
 
 
-def _loaded(side: ex.Expr) -> ex.Access | None:
+def loaded(side: ex.Expr) -> ex.Access | None:
     """Return the element that an operand is, where a condition allows it."""
     match side:
         case ex.Access():
@@ -107,7 +107,7 @@ def _loaded(side: ex.Expr) -> ex.Access | None:
     return None
 
 
-def _slides(read: ex.Access) -> bool:
+def slides_over(read: ex.Access) -> bool:
     """Return whether an index is a sum of labels."""
     return any(len(ex.free_labels(i)) > 1 for i in read.index)
 
@@ -124,7 +124,7 @@ def _passes(shape: SchedulingProblem, tap: str, position: str, step: int) -> boo
     return shape.sizes[position] > shape.sizes[tap] and not (shape.sizes[tap] <= step and shape.sizes[position] <= SHALLOW)
 
 
-def _sides(shape: SchedulingProblem, labels: list[str] | tuple[str, ...], dot: ex.Dot, first: str = "", taps: Collection[str] = ()) -> Iterator[_Side]:
+def tile_sides(shape: SchedulingProblem, labels: list[str] | tuple[str, ...], dot: ex.Dot, first: str = "", taps: Collection[str] = ()) -> Iterator[TileSide]:
     """Yield what a tile may run along: one label, the last of a result if it is long enough, or all of them as one, or all but the first, which may lie dense.
 
     ``first``: the label along which the result's elements are farthest apart, which is none of its own. Beside ``taps`` it is, if it is long enough, and alone:
@@ -134,20 +134,20 @@ def _sides(shape: SchedulingProblem, labels: list[str] | tuple[str, ...], dot: e
     longest = max(labels, key=lambda x: (x == labels[-1] and shape.sizes[x] >= SHALLOW, shape.sizes[x])) if isinstance(labels, list) else shape.longest(dot)
     apart = {*taps} & {*labels} and shape.sizes[longest] >= SHALLOW and longest not in taps
     if shape.sizes[longest] >= SHALLOW and (longest != first or apart) or len(labels) == 1:
-        yield _Side(shape, (longest,), tuple(labels))
+        yield TileSide(shape, (longest,), tuple(labels))
     if apart:
         return
     for some in (tuple(labels), tuple(labels[1:])) if isinstance(labels, list) else (tuple(labels),):
         if len([x for x in some if shape.sizes[x] > 1]) > 1:
-            yield _Side(shape, some, tuple(labels))
+            yield TileSide(shape, some, tuple(labels))
 
 
-def _lies_dense(reads: list[ex.Access | None], side: _Side) -> bool:
+def _lies_dense(reads: list[ex.Access | None], side: TileSide) -> bool:
     """Return whether an operand has the labels of a side as its last dimensions."""
     return any(a is not None and a.index[-len(side.labels) :] == tuple(map(ex.Label, side.labels)) for a in reads)
 
 
-def _described(shape: SchedulingProblem, root: str, reads: list[ex.Access], tiled: tuple[_Side, ...]) -> tuple[str, ...]:
+def _described(shape: SchedulingProblem, root: str, reads: list[ex.Access], tiled: tuple[TileSide, ...]) -> tuple[str, ...]:
     """Return the operands and the result if descriptors reach them with the labels of each side as one dimension, and nothing otherwise.
 
     A result in float32 leaves no room for tiles ahead: 292 us for 210 of a product and its group norm on an H100.
@@ -164,7 +164,7 @@ def _described(shape: SchedulingProblem, root: str, reads: list[ex.Access], tile
     return (*dict.fromkeys(a.tensor for a in reads), root) if stored else ()
 
 
-def _copies(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[_Side, ...], slides: bool) -> tuple[str, ...] | None:
+def copies_of(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[TileSide, ...], slides: bool) -> tuple[str, ...] | None:
     """Return the inputs to be copied, each with the label of its rows: the first of the tile's that has a dimension to itself; None where one cannot be.
 
     The matrix units take 16 bits along any side that lies contiguous.
@@ -184,7 +184,7 @@ def _copies(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[_Side
 
 
 def _tiled(
-    shape: SchedulingProblem, root: str, tiled: tuple[_Side, _Side, _Side], labels: tuple[str, ...], copies: tuple[str, ...], slides: bool,
+    shape: SchedulingProblem, root: str, tiled: tuple[TileSide, TileSide, TileSide], labels: tuple[str, ...], copies: tuple[str, ...], slides: bool,
     described: tuple[str, ...] = (), taps: Collection[str] = (),
 ) -> Iterator[KernelConfig]:  # fmt: skip
     (row, column, summed), own = tiled, shape.algorithm[root].labels

@@ -13,7 +13,8 @@ After::
             for k in 0 .. size_k step T:    acc <- acc + dot(where(e == g, A, 0), W)
 
 A step is skipped only where ``simplify.is_noop`` proves that it changes nothing without the condition. Loops without inner loops are left:
-a branch would keep their loads from being pipelined.
+a branch would keep their loads from being pipelined. So are those over the few taps of a window around a product, which are joined with the
+loop over its terms (joined_loops.py).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def skipping_steps(loop: Loop, inside: Callable[[Axis], bool], known: frozenset[
     ``inside`` tells which axes have a current tile; ``known`` are inequalities that the bounds of the loop imply; ``names`` are taken.
     """
     first = next((i for i, s in enumerate(loop.body) if isinstance(s, Loop)), None)
-    if first is None or not loop.axis.scalar:
+    if first is None or not loop.axis.scalar or _goes_over_taps(loop):
         return loop
     found = [c for c in _conditions(loop, first) if c not in known or _is_equality(c)]
     tests = [t for c in found if not _is_exact(c) for t in _bounds(c, inside)]
@@ -45,6 +46,16 @@ def skipping_steps(loop: Loop, inside: Callable[[Axis], bool], known: frozenset[
     any_row = Let(name, _all(tests), ())
     body = tuple(replace(s, when=Local(name, (), "boolean")) if isinstance(s, Loop) else s for s in loop.body)
     return replace(loop, body=(*body[:first], any_row, *body[first:]))
+
+
+def _goes_over_taps(loop: Loop) -> bool:
+    """Return whether the loop and all loops inside take single elements of a sum of products, and nothing is computed between them."""
+    inner = [s for s in loop.body if not isinstance(s, Index)]
+    if not loop.reduces or not loop.axis.scalar or loop.within != "extent" or loop.begin is not None or loop.end is not None or loop.tail:
+        return False
+    if len(inner) == 1 and isinstance(inner[0], Loop):
+        return _goes_over_taps(inner[0])
+    return not any(isinstance(s, Loop) for s in inner) and nest.has_matrix_product(tuple(inner))
 
 
 def _conditions(loop: Loop, first: int) -> Iterator[Op]:

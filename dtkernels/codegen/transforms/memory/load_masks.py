@@ -1,4 +1,4 @@
-"""Sink a choice by data into the mask of the load that it chooses: elements that are not chosen are not read.
+"""Sink a choice by data, or one for a whole tile, into the mask of the load that it chooses: elements that are not chosen are not read.
 
 Before::
 
@@ -10,8 +10,9 @@ After::
     A = load(A[m, k] where e == g)
     acc <- acc + dot(A, W)
 
-The tile then goes to the matrix units as it is loaded, through asynchronous copies, and rows that no product needs cost no bandwidth. Only for
-conditions on data: those on labels alone become bounds of loops (loop_partition.py).
+The tile then goes to the matrix units as it is loaded, through asynchronous copies, and rows that no product needs cost no bandwidth. Of conditions
+on labels alone, only those that hold for a whole tile or for none of it, as of the taps that a phase of a transposed convolution lacks: others become
+bounds of loops (loop_partition.py).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class _Sinking:
         return tuple(result)
 
     def _choice(self, s: LoadLet, later: tuple[Statement, ...], defined: frozenset[str]) -> Op | None:
-        """Return the choice between rows that ``s`` loads and 0, by a condition on data that is known before ``s``."""
+        """Return the choice between rows that ``s`` loads and 0, by a condition on data, or one for the whole tile, that is known before ``s``."""
         load, last = s.value, s.value.index[-1] if s.value.index else None
         if load.buffer in self.descriptors or load.only is not None or load.other or load.shift or not isinstance(last, Position) or last.axis.scalar:
             return None
@@ -83,5 +84,6 @@ class _Sinking:
                 case Op("where", (condition, Local(name), Const(0))) if name == s.name and axes_of(condition) <= set(s.axes) - {last.axis}:
                     used = {x.name for x in condition.walk() if isinstance(x, Local)}
                     known = used | {x.axis.name for x in condition.walk() if isinstance(x, Position)} <= defined
-                    return n if used & self.data and known and not used & changing else None
+                    whole = not axes_of(condition)
+                    return n if (used & self.data or whole) and known and not used & changing else None
         return None
