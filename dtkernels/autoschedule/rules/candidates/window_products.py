@@ -86,7 +86,8 @@ def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -
     if own.index(rows[-1]) > own.index(columns[-1]):  # the columns are what lies contiguous
         rows, columns = columns, rows
     taps = _taps(shape, [a for a in reads if a], dot)
-    for row, column, summed in product(tile_sides(shape, rows, dot, own[0], taps), tile_sides(shape, columns, dot, own[0], taps), tile_sides(shape, dot.labels, dot)):
+    over = (*tile_sides(shape, dot.labels, dot), *_contiguous(shape, [a for a in reads if a], dot))
+    for row, column, summed in product(tile_sides(shape, rows, dot, own[0], taps), tile_sides(shape, columns, dot, own[0], taps), over):
         if any(side.is_long if summed.merged else side.apart and not _lies_dense(reads, side) for side in (row, column)):
             continue
         tiled, found = (row, column, summed), [a for a in reads if a]
@@ -142,6 +143,15 @@ def tile_sides(shape: SchedulingProblem, labels: list[str] | tuple[str, ...], do
             yield TileSide(shape, some, tuple(labels))
 
 
+def _contiguous(shape: SchedulingProblem, reads: list[ex.Access], dot: ex.Dot) -> Iterator[TileSide]:
+    """Yield the summed label along which elements of a Func lie contiguous, which cannot be copied, if a tile is filled and it is not the longest."""
+    for read in reads:
+        match read.index[-1:]:
+            case (ex.Label(name),) if read.tensor in shape.algorithm and name in dot.labels and shape.sizes[name] >= SHALLOW and name != shape.longest(dot):
+                yield TileSide(shape, (name,), dot.labels)
+                return
+
+
 def _lies_dense(reads: list[ex.Access | None], side: TileSide) -> bool:
     """Return whether an operand has the labels of a side as its last dimensions."""
     return any(a is not None and a.index[-len(side.labels) :] == tuple(map(ex.Label, side.labels)) for a in reads)
@@ -177,6 +187,8 @@ def copies_of(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[Til
         index = tuple(i for i in read.index if not (isinstance(i, ex.Label) and shape.sizes[i.name] == 1))
         if along is None or any(index[-len(end) :] == end for end in ends):
             continue
+        if read.tensor not in shape.algorithm.inputs and any(x in side.labels for side in tiled for x in ex.free_labels(read.index[-1])):
+            continue  # as it lies: only inputs can be copied
         if read.tensor not in shape.algorithm.inputs or read.tensor in shape.algorithm.integer_inputs():
             return None
         found.append(f"{read.tensor}:{along}")
