@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 
 from ..algebra.operand_types import rows_of
 from ..lang import expr as ex
@@ -55,6 +56,28 @@ def _is_made_for_each_tile(shape: SchedulingProblem, func: str, product: str) ->
     if not shape.dots(product) or not set(reduction_labels(shape.algorithm, product)) & set(own) or func not in shape.algorithm.needed_by((product,)):
         return False
     return any(shape.sizes[x] > WHOLE_SIDE for x in shape.algorithm[product].labels if x not in own) and not shape.holds_chain(func, product)
+
+
+def feeds_windows(shape: SchedulingProblem, func: str, roots: Iterable[str]) -> bool:
+    """Return whether ``func``, computed element by element, is an operand of a product over windows in a kernel of ``roots``: each tap would compute it again.
+
+    The taps of such products load ahead only what lies in memory (rules/candidates/window_products.py).
+    """
+    if reduction_labels(shape.algorithm, func) or func in shape.outputs:
+        return False
+    dots = (dot for root in roots if root in shape.algorithm for f in shape.algorithm.needed_by((root,)) for dot in shape.dots(f))
+    return any(goes_over_windows(dot) and any(rows.tensor == func for s in (dot.left, dot.right) if (rows := rows_of(s))) for dot in dots)
+
+
+def is_repeated_over_windows(shape: SchedulingProblem, func: str, roots: Collection[str]) -> bool:
+    """Return whether a product would be made again: one over windows in several kernels, or any at each position of a window that reads it."""
+    dots = shape.dots(func)
+    return len(roots) > 1 and any(map(goes_over_windows, dots)) or bool(dots) and any(is_read_in_windows(shape, func, root) for root in roots)
+
+
+def goes_over_windows(dot: ex.Dot) -> bool:
+    """Return whether an index of an operand is made of several labels."""
+    return any(len(ex.free_labels(i)) > 1 for side in (dot.left, dot.right) for a in ex.accesses(side) for i in a.index)
 
 
 def is_long_operand(shape: SchedulingProblem, func: str) -> bool:

@@ -17,6 +17,7 @@ from ..lang.schedule_checks import reduction_labels
 from .float32_products import tripled_float32
 from .memory_limit import SHORTEST, memory_limit
 from .problem import WHOLE_SIDE, SchedulingProblem
+from .recomputation import goes_over_windows
 from .rules.product_sides import leaves_out_terms
 from .rules.reduction import ROW_LIMIT
 
@@ -89,8 +90,8 @@ def _products(shape: SchedulingProblem, operand: ex.Expr) -> list[ex.Dot]:
 
 
 def _is_reread(shape: SchedulingProblem, operand: ex.Expr) -> bool:
-    """Return whether a product has a long label that the operand lacks: several blocks along it read the operand."""
-    return any(_longest(shape, dot, operand) > WHOLE_SIDE for dot in _products(shape, operand))
+    """Return whether a product has a long label that the operand lacks, or goes over windows: several blocks, or taps, read the operand."""
+    return any(_longest(shape, dot, operand) > WHOLE_SIDE or goes_over_windows(dot) for dot in _products(shape, operand))
 
 
 def computed_operand_slowdown(shape: SchedulingProblem, funcs: Iterable[str] | None = None) -> float:
@@ -111,7 +112,10 @@ def _longest(shape: SchedulingProblem, dot: ex.Dot, side: ex.Expr) -> int:
 
 
 def _has_room(shape: SchedulingProblem, operand: ex.Expr) -> bool:
-    """Return whether the stored operand, or a piece of it that products fill the GPU with, is within the memory limit."""
+    """Return whether the stored operand, or a piece of it that products fill the GPU with, is within the memory limit, or as large as one that products read anyway."""
+    sides = (rows_of(side) for f in shape.algorithm.funcs for dot in shape.dots(f) for side in (dot.left, dot.right))
+    if any(rows.tensor in shape.algorithm and ex.free_labels(operand) <= {*shape.algorithm[rows.tensor].labels} for rows in sides if rows):
+        return True
     limit, sizes = memory_limit(), sorted(shape.sizes[label] for label in ex.free_labels(operand))
     return not limit or shape.itemsize * math.prod((*sizes[:-1], min(sizes[-1], SHORTEST))) <= limit
 
