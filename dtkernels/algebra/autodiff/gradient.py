@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
+from ...lang.extents.linear_form import linear_form
 from ..index_inversion import Inverse, solve, unknown
 from ..operand_types import CAST, products, typed_as
 from ..rules.canonicalize import fresh_name, rename_bound
@@ -280,8 +281,21 @@ class _Reverse:
                     return None
                 found = solve(moved, target, name, self._remainder_label)
                 return None if found.new or found.when else (name, Inverse(ex.Binary("%", found.value, ex.Len(round_))))
-        name = unknown(index, over)
+        name = self._longest_unknown(index, over)
         return None if name is None else (name, solve(index, target, name, self._remainder_label))
+
+    def _longest_unknown(self, index: ex.Expr, over: list[str]) -> str | None:
+        """Return the label to solve ``index`` for: one whose extent contains that of the usual one, if there is any, so that the sum over the shorter is left.
+
+        Where ``v`` has the extent ``X[2] + W[2] - 1`` and ``r`` that of ``W``, ``v - r == x`` leaves the sum over ``r`` of ``v = x + r``.
+        """
+        name = unknown(index, over)
+        own = self.algorithm.plain_extent(name.rstrip("'")) if name else None
+        if own is None or isinstance(own, ex.Const):
+            return name
+        others = (o for o in over if o != name and o in ex.free_labels(index) and unknown(index, [o]) == o)
+        longer = (o for o in others if any(linear_form(f).get(own, 0) > 0 for f in self.algorithm.extent_formulas(o.rstrip("'"))))
+        return next(longer, name)
 
     def _remainder_label(self, division: ex.Binary, name: str) -> str:
         """Return the label of the remainder of ``name`` in ``division``."""
