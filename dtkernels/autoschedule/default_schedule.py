@@ -32,12 +32,8 @@ from .kept_sums import goes_over_again, with_kept_sums
 from .memory_limit import limit_beside, pieces_within_limit, share_for_memory
 from .output_fusion import fused_outputs, in_rows, inputs_at, stores_redundantly
 from .problem import WHOLE_SIDE, SchedulingProblem, Way
-from .recomputation import STORED, feeds_windows, goes_over_windows, is_long_operand, is_number_of_few, is_repeated_over_windows, recompute_is_costly
-from .rules.gemm_row_reduction import (
-    feeds_row_reduction,
-    recomputes_product_rows,
-    reduced_product_labels,
-)
+from .recomputation import STORED, goes_over_windows, is_long_operand, is_number_of_few, recompute_is_costly, stored_for_windows
+from .rules.gemm_row_reduction import feeds_row_reduction, recomputes_product_rows, reduced_product_labels
 from .rules.product_sides import NARROW
 from .rules.reduction import ROW_LIMIT, starts_anywhere
 from .rules.registry import kernel_config
@@ -399,7 +395,7 @@ class _Fusion:
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
             again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not is_compared_for_equality(self.algorithm, d.name)
             apart_by_way = d.name in self.stored or stored and feeds_row_reduction(self.shape, d.name) or ahead and goes_over_again(self.shape, d.name, roots)
-            apart_by_way = apart_by_way or feeds_windows(self.shape, d.name, roots) or is_repeated_over_windows(self.shape, d.name, roots)
+            apart_by_way = apart_by_way or stored_for_windows(self.shape, d.name, roots)
             apart_by_way = apart_by_way or len(roots) > 1 and self._rounds_stored_product(d.name) or operands and is_long_operand(self.shape, d.name)
             again = again and not apart_by_way and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
             place = self._fusion_point(d.name, first, streaming) if again else None
@@ -422,9 +418,9 @@ class _Fusion:
     def _loads_sum_operands(self, output: str, root: str, alone: bool = False) -> bool:
         if self.shape.dots(output) or not self.shape.dots(root):
             return True
-        if any(map(goes_over_windows, self.shape.dots(root))):
+        if alone or any(goes_over_windows(self.shape, dot) for dot in self.shape.dots(root)):
             return False
-        return not alone and loads_sum_operands(self.shape, output, [f for f in self.algorithm.needed_by((root,)) if not self._is_reread_operand(f, {root})])
+        return loads_sum_operands(self.shape, output, [f for f in self.algorithm.needed_by((root,)) if not self._is_reread_operand(f, {root})])
 
     def _stored_sums(self, fused: set[str]) -> tuple[Primitive, ...]:
         """Fuse and store sums that a later kernel reads and that share the loop of an output, or of another sum with a kernel of its own."""

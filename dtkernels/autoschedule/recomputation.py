@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 
 from ..algebra.operand_types import rows_of
 from ..lang import expr as ex
+from ..lang.extents.linear_form import linear_form
 from ..lang.schedule_checks import reduction_labels
 from .problem import WHOLE_SIDE, SchedulingProblem
 from .rules.gemm_row_reduction import reduces_beyond_tiles, reduces_products, repeats_products, sweep_underfills_gpu
@@ -32,7 +33,7 @@ def recompute_is_costly(shape: SchedulingProblem, func: str, root: str) -> bool:
     if not shape.dots(func):
         long = tuple(label for label in missing if not shape.is_short(label))  # one block has all of a short one
         return _is_operand_summed_over_windows(shape, func, root) or _recomputes_sum(shape, func, root, long)
-    if shape.underfills_gpu(func, root) or sweep_underfills_gpu(shape, func, root) or _is_scattered(shape, func, root) or is_read_in_windows(shape, func, root):
+    if shape.underfills_gpu(func, root) or sweep_underfills_gpu(shape, func, root) or _is_scattered(shape, func, root) or _is_read_in_windows(shape, func, root, products=False):
         return True
     if any(shape.sizes[label] > WHOLE_SIDE for label in missing) and not shape.holds_chain(func, root):
         return True
@@ -58,7 +59,12 @@ def _is_made_for_each_tile(shape: SchedulingProblem, func: str, product: str) ->
     return any(shape.sizes[x] > WHOLE_SIDE for x in shape.algorithm[product].labels if x not in own) and not shape.holds_chain(func, product)
 
 
-def feeds_windows(shape: SchedulingProblem, func: str, roots: Iterable[str]) -> bool:
+def stored_for_windows(shape: SchedulingProblem, func: str, roots: Collection[str]) -> bool:
+    """Return whether ``func`` has a kernel of its own because windows, in kernels of ``roots``, would have it computed again."""
+    return _feeds_windows(shape, func, roots) or _is_repeated_over_windows(shape, func, roots)
+
+
+def _feeds_windows(shape: SchedulingProblem, func: str, roots: Iterable[str]) -> bool:
     """Return whether ``func``, computed element by element, is an operand of a product over windows in a kernel of ``roots``: each tap would compute it again.
 
     The taps of such products load ahead only what lies in memory (rules/candidates/window_products.py).
@@ -66,18 +72,27 @@ def feeds_windows(shape: SchedulingProblem, func: str, roots: Iterable[str]) -> 
     if reduction_labels(shape.algorithm, func) or func in shape.outputs:
         return False
     dots = (dot for root in roots if root in shape.algorithm for f in shape.algorithm.needed_by((root,)) for dot in shape.dots(f))
-    return any(goes_over_windows(dot) and any(rows.tensor == func for s in (dot.left, dot.right) if (rows := rows_of(s))) for dot in dots)
+    return any(goes_over_windows(shape, dot) and any(rows.tensor == func for s in (dot.left, dot.right) if (rows := rows_of(s))) for dot in dots)
 
 
-def is_repeated_over_windows(shape: SchedulingProblem, func: str, roots: Collection[str]) -> bool:
-    """Return whether a product would be made again: one over windows in several kernels, or any at each position of a window that reads it."""
+def _is_repeated_over_windows(shape: SchedulingProblem, func: str, roots: Collection[str]) -> bool:
+    """Return whether a product would be made again: one over windows in several kernels, or any at each position of a window that a reduction reads."""
     dots = shape.dots(func)
-    return len(roots) > 1 and any(map(goes_over_windows, dots)) or bool(dots) and any(is_read_in_windows(shape, func, root) for root in roots)
+    if len(roots) > 1 and any(goes_over_windows(shape, dot) for dot in dots):
+        return True
+    return bool(dots) and any(_is_read_in_windows(shape, func, root, products=False) for root in roots)
 
 
-def goes_over_windows(dot: ex.Dot) -> bool:
-    """Return whether an index of an operand is made of several labels."""
-    return any(len(ex.free_labels(i)) > 1 for side in (dot.left, dot.right) for a in ex.accesses(side) for i in a.index)
+def goes_over_windows(shape: SchedulingProblem, dot: ex.Dot) -> bool:
+    """Return whether an operand is read at sums of a label of the result and one that is summed, in windows that overlap."""
+    return any(_slides(shape, i, {*dot.labels}) for side in (dot.left, dot.right) for a in ex.accesses(side) for i in a.index)
+
+
+def _slides(shape: SchedulingProblem, index: ex.Expr, summed: set[str]) -> bool:
+    """Return whether neighbouring places of ``index`` share terms: not of ``4 * i + j``, where ``j`` has four elements."""
+    inside, outside = ex.free_labels(index) & summed, ex.free_labels(index) - summed
+    form = {x.name: abs(by) for x, by in linear_form(index).items() if isinstance(x, ex.Label)}
+    return bool(inside and outside) and not any(form.get(o, 0) >= shape.sizes[i] or form.get(i, 0) >= shape.sizes[o] for o in outside for i in inside)
 
 
 def is_long_operand(shape: SchedulingProblem, func: str) -> bool:
@@ -96,7 +111,7 @@ def _recomputes_sum(shape: SchedulingProblem, func: str, root: str, missing: tup
     ``root`` is written along, too long to hold, and each step would add them up.
     """
     over, own = reduction_labels(shape.algorithm, func), shape.algorithm[root].labels
-    if _leaves_few_programs(shape, func, root) or _sums_to(shape, func) and is_read_in_windows(shape, func, root):
+    if _leaves_few_programs(shape, func, root) or _sums_to(shape, func) and _is_read_in_windows(shape, func, root):
         return True
     if missing and (sum_needs_own_kernel(shape, func, root, missing) or shape.tells_bounds(func) and (_elements(shape, missing) > WHOLE_SIDE or _elements(shape, over) > BLOCK)):
         return True
@@ -124,10 +139,15 @@ def _sums_to(shape: SchedulingProblem, func: str) -> bool:
     return any(set(shape.algorithm[f].labels) == own for f in sums)
 
 
-def is_read_in_windows(shape: SchedulingProblem, func: str, root: str) -> bool:
-    """Return whether the kernel of ``root`` reduces windows of ``func``, or of what is made from it, which would be recomputed at each position of each window."""
+def _is_read_in_windows(shape: SchedulingProblem, func: str, root: str, products: bool = True) -> bool:
+    """Return whether the kernel of ``root`` reduces windows of ``func``, or of what is made from it, which would be recomputed at each position of each window.
+
+    ``products``: whether sums of products count too.
+    """
     made = {f for f in shape.algorithm.needed_by((root,)) if f != root and func in shape.algorithm.needed_by((f,)) and set(shape.algorithm[f].labels) == set(shape.algorithm[func].labels)}
     for g in shape.algorithm.needed_by((root,)):
+        if not products and shape.dots(g):
+            continue
         reduced = set(reduction_labels(shape.algorithm, g))
         places = (i for a in ex.accesses(shape.algorithm[g].expr) if a.tensor in made for i in a.index if not isinstance(i, ex.Label))
         if any(ex.free_labels(i) & reduced and ex.free_labels(i) - reduced for i in places):

@@ -91,7 +91,7 @@ def _products(shape: SchedulingProblem, operand: ex.Expr) -> list[ex.Dot]:
 
 def _is_reread(shape: SchedulingProblem, operand: ex.Expr) -> bool:
     """Return whether a product has a long label that the operand lacks, or goes over windows: several blocks, or taps, read the operand."""
-    return any(_longest(shape, dot, operand) > WHOLE_SIDE or goes_over_windows(dot) for dot in _products(shape, operand))
+    return any(_longest(shape, dot, operand) > WHOLE_SIDE or goes_over_windows(shape, dot) for dot in _products(shape, operand))
 
 
 def computed_operand_slowdown(shape: SchedulingProblem, funcs: Iterable[str] | None = None) -> float:

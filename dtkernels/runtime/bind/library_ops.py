@@ -195,18 +195,7 @@ def _define(name: str, schema: str) -> None:
     for entry, text in (*outer.items(), (f"{name}_forward", inner), (f"{name}_backward", inner)):
         _library.define(f"{entry}{text}", tags=tags)
 
-    repeated: list[RepeatedInference] = []  #: that of the op, which another may replace
-
-    def run(*args, **named):
-        operator = known[name]
-        named.pop(VERSION, None)
-        if not named and not any([a is None for a in args]):
-            found = operator.plain(args, {})
-        else:
-            if not repeated or repeated[0].operator is not operator:
-                repeated[:] = [RepeatedInference(operator, partial(_arguments, operator))]
-            found = repeated[0](args, {n: v for n, v in named.items() if v is not None})
-        return _without_written(operator, found) if operator.manifest.written else found
+    run = _inference_entry(name)
 
     def shaped(*args, **named):
         call = known[name].bind((), _arguments(known[name], args, named))
@@ -250,6 +239,23 @@ def _define(name: str, schema: str) -> None:
         _library.impl(f"{name}_{half}", _direction_entry(name, half), "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}_{half}", _fake_direction_entry(name, half), lib=_library)
         torch.library.register_vmap(f"{NAMESPACE}::{name}_{half}", mapped, lib=_library)
+
+
+def _inference_entry(name: str):
+    repeated: list[RepeatedInference] = []  #: that of the op, which another may replace
+
+    def run(*args, **named):
+        operator = known[name]
+        named.pop(VERSION, None)
+        if not named and not any([a is None for a in args]):
+            found = operator.plain(args, {})
+        else:
+            if not repeated or repeated[0].operator is not operator:
+                repeated[:] = [RepeatedInference(operator, partial(_arguments, operator))]
+            found = repeated[0](args, {n: v for n, v in named.items() if v is not None})
+        return _without_written(operator, found) if operator.manifest.written else found
+
+    return run
 
 
 def _casting(name: str, entry: str, device: str):
