@@ -116,8 +116,7 @@ def _recomputes_sum(shape: SchedulingProblem, func: str, root: str, missing: tup
     if missing and (sum_needs_own_kernel(shape, func, root, missing) or shape.tells_bounds(func) and (_elements(shape, missing) > WHOLE_SIDE or _elements(shape, over) > BLOCK)):
         return True
     if set(over) & set(own):
-        apart = not {*over} & {*own} <= {*own[-len(over) :]}  # a program has a block of each: batch norm's sums over images and pixels, beside channels
-        return own[-1] not in over and _elements(shape, over) > WHOLE_COLUMN or apart and _elements(shape, over) > BLOCK
+        return own[-1] not in over and _elements(shape, over) > WHOLE_COLUMN
     terms, others = _elements(shape, over), _elements(shape, missing)
     return not set(over) & set(reduction_labels(shape.algorithm, root)) and terms > FEW and others > 1 and terms * others > BLOCK
 

@@ -187,8 +187,8 @@ def copies_of(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[Til
         index = tuple(i for i in read.index if not (isinstance(i, ex.Label) and shape.sizes[i.name] == 1))
         if along is None or any(index[-len(end) :] == end for end in ends):
             continue
-        if read.tensor not in shape.algorithm.inputs and any(x in side.labels for side in tiled for x in ex.free_labels(read.index[-1])):
-            continue  # as it lies: only inputs can be copied
+        if read.tensor not in shape.algorithm.inputs and ex.free_labels(read.index[-1]) & {*tiled[0].labels}:
+            continue  # as it lies, contiguous along the sum: only inputs can be copied
         if read.tensor not in shape.algorithm.inputs or read.tensor in shape.algorithm.integer_inputs():
             return None
         found.append(f"{read.tensor}:{along}")
