@@ -2,6 +2,7 @@
 """Copies of what is read in windows have room beyond the ends of their inputs, and loads no masks for it, against the float64 reference."""
 
 import pytest
+import torch
 from oracle import check
 from small_programs import random
 
@@ -68,3 +69,27 @@ CHUNKED = "Func d, f; In A, W, V; Var b, o, y, x; RVar c, r; Extent y = A[2] + 2
 def test_labels_merged_with_one_that_is_cut_into_pieces_have_the_extent_of_the_piece(size):
     tiled = "f.merge(p, y, x); f.block(b:1, o:16, p:16); f.tensorize(b:1, o:16, p:16, c:16); "
     check(CHUNKED + tiled + f"d.chunk(y:{size});", *random((2, 17, 7, 5), (17, 3), (18, 17)))
+
+
+STRIDED = "Func f; In A, W; Var p, b, o, x; RVar c, r; Extent p = 2; Extent x = A[2]; Extent r = W[2]; f[p, b, o, x] = rdot(where(p + 2 * r < 3, A[b, c, x + r], 0), W[c, o, r], c, r); "
+LEAST = "Func y, f; In A, W; Var b, x; RVar o, c, r; Extent x = A[2] - W[2] + 1; y[b, o, x] = rdot(A[b, c, x + r], W[o, c, r], c, r); f[b, x] = rmin(y[b, o, x], o); y.fuse_at(f, o); "
+
+
+def test_rows_of_a_product_over_windows_are_reduced_from_copies():
+    tiled = "f.merge(p, b, x); f.block(p:16); f.tensorize(p:16, o:0, c:16, r:1); f.stage(A:c, W:c); f.specialize(r);"
+    check(LEAST + tiled, *random((2, 18, 11), (17, 18, 3)))
+
+
+@pytest.mark.parametrize("infinite", [False, True])
+def test_a_condition_for_a_whole_tile_is_a_mask_of_its_load(infinite):
+    """Taps that a phase lacks are not read, whatever lies there, and the loop over them is joined with that over channels."""
+    a, w = random((2, 18, 11), (18, 17, 2))
+    if infinite:
+        a[:, :, -1] = float("inf")  # the last phase's only tap is not there
+    text = STRIDED + "f.block(p:1, b:1, o:16, x:16); f.tensorize(p:1, b:1, o:16, x:16, c:16, r:1); f.specialize(r);"
+    f = dtkernels.compile(text)
+    assert "if r_any" not in f.source and "tl.where(p + 2 * r < 3, A" not in f.source
+    got = f(A=a, W=w)
+    padded = torch.cat((a, torch.zeros(2, 18, 1)), 2).double()
+    taps = torch.stack([torch.einsum("bcx,co->box", padded[:, :, r : r + 11], w[:, :, r].double()) for r in range(2)])
+    torch.testing.assert_close(got.double(), torch.stack((taps.sum(0), taps[0])), rtol=1e-5, atol=1e-5, equal_nan=True)

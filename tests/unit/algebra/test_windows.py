@@ -62,3 +62,9 @@ def test_phases_of_unequally_many_terms_keep_their_condition():
 def test_phases_whose_elements_lie_apart_keep_their_conditions():
     text = "Func f; In A, W; Var b, o, x; RVar c, r; Extent x = 3 * (A[2] - 1) + 2 * (W[2] - 1) + 1; f[b, o, x] = rdot(where((x - 2 * r) % 3 == 0, A[b, c, (x - 2 * r) / 3], 0), W[c, o, r], c, r);"
     assert "where(x_phase * 2 % 3 + 3 * r_step < len(r), " in str(prepare_algorithm(parse(text).algorithm, ("f",))["f_phases"])
+
+
+def test_a_sum_over_positions_leaves_the_few_taps_of_its_gradient():
+    """``v`` goes over ``len(x) + len(r) - 1`` positions, of which each element meets as many as there are taps."""
+    text = "Func p, f; In A; In W; Var c, r; RVar v; Extent r = W[0]; Extent v = A[1] + W[0] - 1; p[c, r] = rsum(A[c, v - r], v); f[c, r] = p[c, r] * p[c, r] * W[r];"
+    assert lowered(text, "A")["d_A"].endswith(", r)"), lowered(text, "A")

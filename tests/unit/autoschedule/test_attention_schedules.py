@@ -101,6 +101,14 @@ def test_heads_that_a_gradient_sums_over_are_split_over_programs():
     assert "d_V" in fused(found) and found.sizes("d_K", "split") and "d" not in found.sizes("d_K", "block")
 
 
+def test_steps_go_along_queries_where_they_are_many():
+    """Steps of one query and 15 heads took 4.6 ms on an H200, cuDNN 1.3; one query has its heads side by side."""
+    many = scheduled("backward", dict(b=132, h=30, m=268, l=268, d=72, n=72), group=15, causal=True)
+    assert many.sizes("d_K", "tensorize")["m"] >= 32 and many.sizes("d_K", "tensorize")["h_in"] == 1
+    one = scheduled("backward", dict(b=53, h=51, m=1, l=6306, d=72, n=72), group=17)
+    assert one.sizes("d_K", "tensorize")["h_in"] >= 16
+
+
 def test_index_arithmetic_costs_nothing_for_each_element():
     """Heads that share keys, ``K[b, h / 8, l, d]``, divide once a program: a gradient of queries was predicted to take 292 us, and took 127."""
     alone, shared = (variant("backward", {"group": g}).dispatch.known_outline.funcs["scores"] for g in (1, 8))

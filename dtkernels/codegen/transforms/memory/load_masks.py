@@ -73,17 +73,18 @@ class _Sinking:
     def _choice(self, s: LoadLet, later: tuple[Statement, ...], defined: frozenset[str]) -> Op | None:
         """Return the choice between rows that ``s`` loads and 0, by a condition on data, or one for the whole tile, that is known before ``s``."""
         load, last = s.value, s.value.index[-1] if s.value.index else None
-        if load.buffer in self.descriptors or load.only is not None or load.other or load.shift or not isinstance(last, Position) or last.axis.scalar:
+        if load.buffer in self.descriptors or load.only is not None or load.other or load.shift:
             return None
         nodes = [n for v in values(later) for n in v.walk()]
         if sum(isinstance(n, Local) and n.name == s.name for n in nodes) != 1:
             return None
+        contiguous = {last.axis} if isinstance(last, Position) and not last.axis.scalar else set()
         changing = {x.name for x in statements(later) if isinstance(x, (Let, Assign))}
         for n in nodes:
             match n:
-                case Op("where", (condition, Local(name), Const(0))) if name == s.name and axes_of(condition) <= set(s.axes) - {last.axis}:
+                case Op("where", (condition, Local(name), Const(0))) if name == s.name and axes_of(condition) <= set(s.axes) - contiguous:
                     used = {x.name for x in condition.walk() if isinstance(x, Local)}
                     known = used | {x.axis.name for x in condition.walk() if isinstance(x, Position)} <= defined
-                    whole = not axes_of(condition)
-                    return n if (used & self.data or whole) and known and not used & changing else None
+                    chooses = not axes_of(condition) or contiguous and used & self.data
+                    return n if chooses and known and not used & changing else None
         return None
