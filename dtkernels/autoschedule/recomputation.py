@@ -89,7 +89,9 @@ def goes_over_windows(shape: SchedulingProblem, dot: ex.Dot) -> bool:
 
 
 def _slides(shape: SchedulingProblem, index: ex.Expr, summed: set[str]) -> bool:
-    """Return whether neighbouring places of ``index`` share terms: not of ``4 * i + j``, where ``j`` has four elements."""
+    """Return whether neighbouring places of ``index`` share terms: not of ``4 * i + j``, where ``j`` has four elements, nor of places that data picks."""
+    if any(ex.accesses(index)):
+        return False
     inside, outside = ex.free_labels(index) & summed, ex.free_labels(index) - summed
     form = {x.name: abs(by) for x, by in linear_form(index).items() if isinstance(x, ex.Label)}
     return bool(inside and outside) and not any(form.get(o, 0) >= shape.sizes[i] or form.get(i, 0) >= shape.sizes[o] for o in outside for i in inside)
@@ -148,7 +150,7 @@ def _is_read_in_windows(shape: SchedulingProblem, func: str, root: str, products
         if not products and shape.dots(g):
             continue
         reduced = set(reduction_labels(shape.algorithm, g))
-        places = (i for a in ex.accesses(shape.algorithm[g].expr) if a.tensor in made for i in a.index if not isinstance(i, ex.Label))
+        places = (i for a in ex.accesses(shape.algorithm[g].expr) if a.tensor in made for i in a.index if not isinstance(i, ex.Label) and not any(ex.accesses(i)))
         if any(ex.free_labels(i) & reduced and ex.free_labels(i) - reduced for i in places):
             return True
     return False

@@ -5,7 +5,9 @@ import pytest
 from dtkernels.autoschedule.default_schedule import default_schedule, schedules
 from dtkernels.codegen.target import target
 from dtkernels.lang.schedule import Schedule
+from dtkernels.ops.attention_forms.specs import form_spec
 from dtkernels.ops.registry import shipped
+from dtkernels.runtime.bind.operator import Operator
 
 H100 = target("h100")
 SHORT = dict(b=6, h=45, m=39, l=39, d=256, n=256)
@@ -107,6 +109,13 @@ def test_steps_go_along_queries_where_they_are_many():
     assert many.sizes("d_K", "tensorize")["m"] >= 32 and many.sizes("d_K", "tensorize")["h_in"] == 1
     one = scheduled("backward", dict(b=53, h=51, m=1, l=6306, d=72, n=72), group=17)
     assert one.sizes("d_K", "tensorize")["h_in"] >= 16
+
+
+def test_pages_that_data_picks_are_no_windows():
+    """Scores of paged keys stay in their kernel: stored, they took 16 bytes for each query and key."""
+    found = Operator(form_spec("attention_paged")).variant((("group", 4),), frozenset(), 0)
+    sizes = dict(b=1, h=4, m=4096, l=4096, d=64, n=64)
+    assert {"scores", "e"} <= fused(default_schedule(found.algorithm, found.outputs, {x: sizes.get(x, 1) for x in found.algorithm.labels}, 2, H100))
 
 
 def test_index_arithmetic_costs_nothing_for_each_element():
