@@ -74,9 +74,9 @@ def test_prebuilt_kernels_agree_with_float64_forward_and_backward(tables, op):
     assert kinds(op) == {"prebuilt"}
 
 
-@pytest.mark.parametrize("rows, length", [(512, 1999), (500, 1999), (433, 2000)])
+@pytest.mark.parametrize("rows, length", [(512, 1990), (500, 1990), (433, 2000)])
 def test_other_sizes_and_layouts_run_prebuilt_too(tables, rows, length):
-    """Fewer rows of an odd length are near the point from which on the default schedule is predicted to save a tenth."""
+    """Not of an odd length: other warps are predicted to save a tenth there, and the default schedule is compiled."""
     wide = torch.randn(rows, 4096, device="cuda")
     for x in (wide[:, :2048].contiguous(), wide[:, :2048], wide[:, :length].contiguous(), wide[:, :length].contiguous()[1:]):
         torch.testing.assert_close(dtkernels.ops.softmax(x), x.softmax(-1))
