@@ -143,14 +143,14 @@ def _sums_to(shape: SchedulingProblem, func: str) -> bool:
 def _is_read_in_windows(shape: SchedulingProblem, func: str, root: str, products: bool = True) -> bool:
     """Return whether the kernel of ``root`` reduces windows of ``func``, or of what is made from it, which would be recomputed at each position of each window.
 
-    ``products``: whether sums of products count too.
+    ``products``: whether sums of products, and places that data picks, count too.
     """
     made = {f for f in shape.algorithm.needed_by((root,)) if f != root and func in shape.algorithm.needed_by((f,)) and set(shape.algorithm[f].labels) == set(shape.algorithm[func].labels)}
     for g in shape.algorithm.needed_by((root,)):
         if not products and shape.dots(g):
             continue
         reduced = set(reduction_labels(shape.algorithm, g))
-        places = (i for a in ex.accesses(shape.algorithm[g].expr) if a.tensor in made for i in a.index if not isinstance(i, ex.Label) and not any(ex.accesses(i)))
+        places = (i for a in ex.accesses(shape.algorithm[g].expr) if a.tensor in made for i in a.index if not isinstance(i, ex.Label) and (products or not any(ex.accesses(i))))
         if any(ex.free_labels(i) & reduced and ex.free_labels(i) - reduced for i in places):
             return True
     return False

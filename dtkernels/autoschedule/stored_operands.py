@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from ..algebra.autodiff.rematerialization import is_limit_set
 from ..algebra.operand_types import OperandTypes, rows_of
 from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
@@ -112,9 +113,9 @@ def _longest(shape: SchedulingProblem, dot: ex.Dot, side: ex.Expr) -> int:
 
 
 def _has_room(shape: SchedulingProblem, operand: ex.Expr) -> bool:
-    """Return whether the stored operand, or a piece of it that products fill the GPU with, is within the memory limit, or as large as one that products read anyway."""
+    """Return whether the stored operand, or a piece of it that products fill the GPU with, is within the memory limit, or as large as one that products read anyway, unless the user sets the limit."""
     sides = (rows_of(side) for f in shape.algorithm.funcs for dot in shape.dots(f) for side in (dot.left, dot.right))
-    if any(rows.tensor in shape.algorithm and ex.free_labels(operand) <= {*shape.algorithm[rows.tensor].labels} for rows in sides if rows):
+    if not is_limit_set() and any(rows.tensor in shape.algorithm and ex.free_labels(operand) <= {*shape.algorithm[rows.tensor].labels} for rows in sides if rows):
         return True
     limit, sizes = memory_limit(), sorted(shape.sizes[label] for label in ex.free_labels(operand))
     return not limit or shape.itemsize * math.prod((*sizes[:-1], min(sizes[-1], SHORTEST))) <= limit
