@@ -85,6 +85,6 @@ class _Sinking:
                 case Op("where", (condition, Local(name), Const(0))) if name == s.name and axes_of(condition) <= set(s.axes) - contiguous:
                     used = {x.name for x in condition.walk() if isinstance(x, Local)}
                     known = used | {x.axis.name for x in condition.walk() if isinstance(x, Position)} <= defined
-                    chooses = not axes_of(condition) or contiguous and used & self.data
+                    chooses = s.axes and not axes_of(condition) or contiguous and used & self.data
                     return n if chooses and known and not used & changing else None
         return None
