@@ -39,21 +39,21 @@ def scales(*shape):
     return {"k_scale": torch.rand(*shape), "v_scale": torch.rand(*shape)}
 
 
-STEP = ["dtkernels.attention_lengths.default"]
-PAGED = ["dtkernels.attention_paged.default"]
+STEP = ["dtkernels.attention_lengths_inference.default"]
+PAGED = ["dtkernels.attention_paged_inference.default"]
 #: queries, the cache, further arguments, what is launched
 CALLS = {
     "a cache": (1, cache(), {}, STEP),
     "a cache, causal": (4, cache(), {"causal": True}, STEP),
-    "a cache with a window": (4, cache(), {"causal": True, "window": (5, None), "return_lse": True}, ["dtkernels.attention_lengths_lse.default"]),
+    "a cache with a window": (4, cache(), {"causal": True, "window": (5, None), "return_lse": True}, ["dtkernels.attention_lengths_lse_inference.default"]),
     "pages": (1, cache(True), {"block_table": TABLE, "causal": True}, PAGED),
     "pages with a window": (3, cache(True), {"block_table": TABLE, "causal": True, "window": (9, None)}, PAGED),
-    "new keys": (1, cache(), {"causal": True, **new()}, ["dtkernels.append_cache.default", *STEP]),
-    "new keys in pages": (2, cache(True), {"block_table": TABLE, "causal": True, **new(2)}, ["dtkernels.append_pages.default", *PAGED]),
+    "new keys": (1, cache(), {"causal": True, **new()}, ["dtkernels.append_cache_inference.default", *STEP]),
+    "new keys in pages": (2, cache(True), {"block_table": TABLE, "causal": True, **new(2)}, ["dtkernels.append_pages_inference.default", *PAGED]),
     "codes with a scale a head": (1, cache(dtype=torch.int8), scales(B, GROUPS), STEP),
     "codes with a scale a token": (1, cache(dtype=torch.int8), scales(B, GROUPS, ROOM), STEP),
     "codes with one scale": (1, cache(dtype=torch.int8), {"k_scale": 0.1, "v_scale": torch.tensor(0.2)}, STEP),
-    "new codes in pages": (1, cache(True, torch.int8), {"block_table": TABLE, **scales(B * ROOM // SLOTS, SLOTS, GROUPS), **new()}, ["dtkernels.append_pages_scaled.default", *PAGED]),
+    "new codes in pages": (1, cache(True, torch.int8), {"block_table": TABLE, **scales(B * ROOM // SLOTS, SLOTS, GROUPS), **new()}, ["dtkernels.append_pages_scaled_inference.default", *PAGED]),
 }  # fmt: skip
 
 
