@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +24,7 @@ from ..bounded_cache import BoundedCache
 from ..path_counters import checking
 from ..torch_support.dtypes import KERNEL_DTYPES
 from ..torch_support.unsupported_autograd import refuse_forward_mode, without_derivative
-from .repeated_calls import RepeatedCalls, RepeatedInference
+from .repeated_calls import RepeatedCalls
 
 if TYPE_CHECKING:
     from .operator import Operator
@@ -242,17 +241,17 @@ def _define(name: str, schema: str) -> None:
 
 
 def _inference_entry(name: str):
-    repeated: list[RepeatedInference] = []  #: that of the op, which another may replace
-
     def run(*args, **named):
         operator = known[name]
         named.pop(VERSION, None)
         if not named and not any([a is None for a in args]):
             found = operator.plain(args, {})
-        else:
-            if not repeated or repeated[0].operator is not operator:
-                repeated[:] = [RepeatedInference(operator, partial(_arguments, operator))]
-            found = repeated[0](args, {n: v for n, v in named.items() if v is not None})
+        else:  # no front function has such settings
+            settings = (name, tuple([a is None for a in args]), *named, *named.values())
+            tensors = tuple([a for a in args if a is not None])
+            found = operator.repeat(tensors, settings)
+            if found is None:
+                found = operator.remembered(tensors, settings, _arguments(operator, args, named))
         return _without_written(operator, found) if operator.manifest.written else found
 
     return run

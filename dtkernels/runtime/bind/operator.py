@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd import forward_ad
 
-from ..dispatch.call_cache import CachedCall, CallCache
+from ..dispatch.call_cache import CallCache
 from ..select.schedule_selection import Call
 from ..signature.arguments import Interface, refuse_layout, type_name
 from ..signature.op_manifest import OpManifest, read_manifest
@@ -176,9 +176,11 @@ class Operator:
             self._call_cache.learn(key, args, kwargs, bound, results, self._names)
         return results if len(results) > 1 else results[0]
 
-    def cached(self, given: dict[str, object]) -> CachedCall | None:
-        """Return how calls with these arguments, by name, run without gradients; None if none was cached."""
-        return self._call_cache.known.get(self._call_cache.key((), given))
+    def remembered(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict):
+        """Run a call with ``given`` by name as ``plain`` does, and cache it as ``fresh`` does, for ``repeat``."""
+        result = self.plain((), given)
+        self._call_cache.remember(tensors, settings, given)
+        return result
 
     def gradients(self, wanted: tuple[str, ...], adjoints: dict[str, torch.Tensor], /, **given) -> tuple[torch.Tensor, ...]:
         """Return the gradients of the inputs ``wanted`` for those of all outputs, ``adjoints``, without autograd and without forward.

@@ -14,7 +14,6 @@ from ..torch_support.tensor_guards import guards_for
 from ..torch_support.tf32 import allows_tf32
 
 if TYPE_CHECKING:
-    from .operator import Operator
     from .variant import Variant
 
 RECENT = 8  #: kinds of calls compared one by one: a graph has few kinds of layers
@@ -78,37 +77,3 @@ class RepeatedCalls:
     def _ordered(self, tensors: list[torch.Tensor], numbers: dict[str, object]) -> tuple:
         following = iter(tensors)
         return tuple([next(following) if name is None else numbers[name] for name in self.order])
-
-
-class RepeatedInference:
-    """Run the calls of an op without gradients, with the arguments of its entry: tensors or None, then scalars and parameters by name."""
-
-    __slots__ = ("operator", "named", "recent")
-
-    def __init__(self, operator: Operator, named: Callable[[tuple, dict], dict[str, object]]):
-        """``named`` maps the arguments of the entry to those of the op by name."""
-        self.operator, self.named, self.recent = operator, named, _Recent()
-
-    def __call__(self, args: tuple, numbers: dict[str, object]):
-        """Return the results of the op. ``numbers``: scalars and parameters by their names in the entry."""
-        tensors = [a for a in args if a is not None]
-        settings = (fixed_order(), allows_tf32(), *[a is None for a in args], *numbers, *_numbers_key(numbers))
-        if (known := self.recent.find(tensors, settings)) is not None:
-            launch, places = known
-            found = launch(tuple([args[p] if type(p) is int else numbers[p] for p in places]))
-            if found is not None:
-                return found
-        given = self.named(args, numbers)
-        results = self.operator.plain((), given)
-        self._remember(args, numbers, tensors, settings, given)
-        return results
-
-    def _remember(self, args: tuple, numbers: dict, tensors: list[torch.Tensor], settings: tuple, given: dict) -> None:
-        with torch.no_grad():
-            known = self.operator.cached(given)
-        if known is None or known.launches is None:
-            return
-        named = dict(zip((*self.operator.manifest.inputs, *self.operator.manifest.scalars), range(len(args))))
-        places = [named[p] if p in named and args[named[p]] is not None else f"{p}_number" for p in known.places]
-        if all(type(p) is int or p in numbers for p in places):
-            self.recent.add(tensors, settings, (known.launches(None), places))
