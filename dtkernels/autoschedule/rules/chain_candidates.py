@@ -35,15 +35,19 @@ def chain_candidates(shape: SchedulingProblem, root: str, members: list[str]) ->
     chain = Chain.of(shape, root, members)
     if chain is None or not chain.rows or shape.itemsize != 2 or shape.target.backend != "cuda":
         return
-    if chain.is_plain_pair() and len(reduction_labels(shape.algorithm, root)) == 1:
+    plain = chain.is_plain_pair() and len(reduction_labels(shape.algorithm, root)) == 1
+    if plain:
         yield from in_two_tiles(shape, chain.usual())
         for config in _of_plain_pair(chain):
             yield config
             yield from in_two_tiles(shape, config)
-    elif not chain.has_narrow_product():
-        yield from _of_several_products(chain)
-    if not chain.has_narrow_product():
-        yield from chain_tiles(chain)
+    if chain.has_narrow_product():
+        return
+    ways = (chain, replace(chain, packing=False)) if chain.packed_groups() and shape.sizes[chain.rows[-1]] > 1 else (chain,)
+    for way in ways:
+        if not plain:
+            yield from _of_several_products(way)
+        yield from chain_tiles(way)
 
 
 def _of_plain_pair(chain: Chain) -> Iterator[KernelConfig]:

@@ -15,10 +15,11 @@ from ..problem import CUT_SIDE, ROWS, WHOLE_CHAIN, WHOLE_SIDE, SchedulingProblem
 from .product_sides import MERGED, loaded_ahead, main_product, sides
 from .program_order import causal_program_order
 
-LONG_STEP = 64  #: elements of a label from which on tiles along it alone are proposed
+LONG_STEP = 32  #: elements of a label from which on tiles along it alone are proposed
 SMALLEST = 16  #: rows of a tile of the matrix units
 EVEN = 4  #: programs a multiprocessor that a sum under a mask is split into: blocks differ in what the mask leaves of them
 MOST_SHARED = 128  #: rows of a tile, for heads that share keys
+WIDEST_SUM = 128 * 128  #: elements of an accumulator that four warps hold
 LONG = 8  #: steps of a loop from which on a copy of what it reads in each costs little beside it
 
 
@@ -38,6 +39,7 @@ class Chain:
     members: list[str]
     rows: list[str]
     columns: list[str]
+    packing: bool = True  #: whether heads that share keys may be the rows of a tile
 
     @staticmethod
     def of(shape: SchedulingProblem, root: str, members: list[str]) -> Chain | None:
@@ -188,7 +190,7 @@ class Chain:
             return 64, 256 // itemsize, 4, 4
         if packed:
             step = max(32, 2048 // packed) if wide <= 128 and itemsize == 2 else 32  # as many scores for any group
-            return 16, step, 4, self.stages(packed, step, wide, 3)
+            return 16, step, 8 if packed * wide > WIDEST_SUM else 4, self.stages(packed, step, wide, 3)
         if itemsize == 4:
             alone = self.accumulators() == 1
             step, stages = (64, 3) if wide <= 64 and alone else (32 if wide < 128 or not alone else 16, 2)
@@ -289,7 +291,7 @@ class Chain:
         """
         algorithm, sizes = self.shape.algorithm, self.shape.sizes
         labels = algorithm[self.root].labels
-        for dot in (d for m in self.members for d in self.shape.dots(m)):
+        for dot in (d for m in self.members for d in self.shape.dots(m) if self.packing):
             for index in (i for a in ex.accesses(dot.right) for i in a.index):
                 match index:
                     case ex.Binary("/", ex.Label(label), ex.Const(size)) if label in labels and 1 < size <= MOST_SHARED and self.rows:

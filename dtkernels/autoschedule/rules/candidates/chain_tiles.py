@@ -44,7 +44,9 @@ def chain_tiles(chain: Chain) -> Iterator[KernelConfig]:
                 blocks, tiles = block | {row: rows}, tile | {row: rows, walked: step}
                 order, split = chain.program_order(blocks, False), chain.even_split(blocks, tiles)
                 made = replace(usual, blocks=tuple(blocks.items()), tiles=tuple(tiles.items()), order=order, split=())
-                yield from filling(chain, next(_by_warps(chain, replace(made, **split)), None))
+                for config in filling(chain, next(_by_warps(chain, replace(made, **split)), None)):
+                    yield config
+                    yield from in_two_tiles(chain.shape, config)
 
 
 def filling(chain: Chain, config: KernelConfig | None) -> Iterator[KernelConfig]:
@@ -75,8 +77,10 @@ def _by_warps(chain: Chain, made: KernelConfig) -> Iterator[KernelConfig]:
     step = tile.get(walked, 1) or next_power_of_two(shape.sizes[walked])
     sums, operands = chain.accumulators(), chain.products() - chain.accumulators()
     idle = shape.programs(dict(made.blocks)) <= shape.target.multiprocessors
-    for warps in (8, 4) if rows > WARP_GROUP_ROWS else (4,):  # 8 warps were faster for 64 rows at 1 of 123 kernels on an H100, by 7%
-        if rows * (sums * wide + operands * step) <= (REGISTERS if idle or warps > 4 else SPILLING) * shape.target.warp_size * warps:
+    room = {warps: (REGISTERS if idle or warps > 4 else SPILLING) * shape.target.warp_size * warps for warps in (8, 4)}
+    taken = rows * (sums * wide + operands * step)
+    for warps in (8, 4) if rows > WARP_GROUP_ROWS or taken > room[4] else (4,):  # where four had room, 8 were faster for 64 rows at 1 of 123 kernels on an H100, by 7%
+        if taken <= room[warps]:
             for stages in STAGES if tile.get(walked) else (1,):
                 if (max(1, operands) * rows + 2 * stages * step) * wide * shape.itemsize <= shape.target.shared_bytes:
                     yield replace(made, num_warps=warps, num_stages=stages)

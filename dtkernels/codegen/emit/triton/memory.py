@@ -22,6 +22,7 @@ from ...ir.nest import (
 )
 from ...ir.value_type import is_boolean, is_integer, never_negative
 from .expr import arrange
+from .lane_order import in_lane_order
 
 if TYPE_CHECKING:
     from .kernel import _KernelPrinter
@@ -177,7 +178,10 @@ class MemoryPrinter:
     # -- pointers ---------------------------------------------------------------------------------------------------
 
     def _pointer(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...]) -> str:
-        return f"{buffer}_ptr + {self._offsets(buffer, index, axes)}" if index else f"{buffer}_ptr"
+        if not index:
+            return f"{buffer}_ptr"
+        shape = tuple(a for a in axes if not a.scalar)
+        return in_lane_order(f"{buffer}_ptr + {self._offsets(buffer, index, axes)}", index, shape, self.k.blocks, self.k.tile)
 
     def _offsets(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...], known: dict[Tile, str] | None = None) -> str:
         """Return how far an element is from the first; ``known`` names what to print for some indices."""
