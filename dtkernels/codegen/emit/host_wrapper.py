@@ -25,6 +25,7 @@ from .triton.kernel import Box, KernelText
 #: elements that rows of an aligned buffer are a multiple of: 128 bytes of 16 bits. Products that loaded tiles of rows at multiples of 32 bytes, as their
 #: vectors ask for, took 4 to 12% longer on an H100
 PITCH = 64
+VECTORS = 16  #: the same of rows whose length is known when a kernel is compiled, which are short: a few vectors of channels
 
 
 class Wrapper:
@@ -49,6 +50,7 @@ class Wrapper:
         self.accumulated = {a.func: a for a in program.accumulated}
         self.copied = {a.result: a.func for a in program.accumulated if a.plain}  #: results of float32 that are the sum itself
         self.aligned = {p.func for p in program.schedule.primitives if p.name == "align"}
+        self.short_rows = frozenset(x for p in program.schedule.primitives if p.name == "specialize" for x in program.schedule.names(p.func, "specialize"))
         self.stored = frozenset(p.func for p in program.schedule.primitives if p.name == "store")
         self.name, self.outputs, self.several, self.target = name, outputs, several, target
         self.operands, self.texts, self.described = operands, texts, described
@@ -346,7 +348,7 @@ class Wrapper:
             d = self.algorithm[w]
             extents = self._held(w, d.labels, kernel)
             if w in self.aligned and extents:
-                pitch = PITCH * (2 if w in self.algorithm.float8_buffers else 1)
+                pitch = (VECTORS if d.labels[-1] in self.short_rows else PITCH) * (2 if w in self.algorithm.float8_buffers else 1)
                 extents[-1] = f"-(-{extents[-1]} // {pitch}) * {pitch}"
             shape = ", ".join(extents) + ("," if len(d.labels) == 1 else "")
             dtype = (

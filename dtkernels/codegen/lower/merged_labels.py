@@ -25,16 +25,19 @@ from ...lang.errors import DTError
 from ...lang.schedule import Merge, Program
 from ...lang.schedule_checks import reduction_labels
 from ..ir.nest import Axis, Op, Position, Size, Tile
+from ..prelower.kernel_partition import funcs_in_kernel
 
 
 def declare_merged_labels(program: Program) -> Program:
     """Give each merged label an extent: the product of those of its parts."""
     algorithm: Algorithm = program.algorithm
     for p in (p for p in program.schedule.primitives if isinstance(p, Merge)):
-        name, labels = p.label, p.parts
-        summed, own = reduction_labels(algorithm, p.func), algorithm[p.func].labels
-        if not (set(labels) <= set(own) or set(labels) <= set(summed)):
-            raise DTError("merge names labels of the result, or labels of one sum", found=", ".join(labels), allowed=f"{', '.join(own)} or {', '.join(summed) or 'none'}", at=p.pos)
+        name, labels, own = p.label, p.parts, algorithm[p.func].labels
+        sums = list(dict.fromkeys(found for m in (p.func, *sorted(funcs_in_kernel(program, p.func))) if (found := reduction_labels(algorithm, m))))
+        summed = next((s for s in sums if set(labels) <= set(s)), ())
+        if not (set(labels) <= set(own) or summed):
+            allowed = " or ".join(", ".join(s) for s in (own, *sums)) + ("" if sums else " or none")
+            raise DTError("merge names labels of the result, or labels of one sum", found=", ".join(labels), allowed=allowed, at=p.pos)
         every = [x for parts in program.schedule.merged(p.func).values() for x in parts]
         if twice := next((x for x in labels if every.count(x) > 1), None):
             raise DTError("merge names a label once", found=f"{twice!r} twice", at=p.pos)

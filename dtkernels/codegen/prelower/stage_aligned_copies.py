@@ -20,7 +20,8 @@ arithmetic indexes the other dimensions::
 A dimension that is read in windows beyond its ends has room for these in the copy, filled with zeros, so that no load needs a mask (window_margins.py).
 
 Loads of 16 bytes and tensor descriptors then work even where the caller's layout prevents them. Kernels that stage the same input share one
-copy. A Func that another kernel computes needs none: ``f.stage(g)`` is ``g.align()``.
+copy. A Func that another kernel computes needs none for aligned rows: ``f.stage(g)`` is ``g.align()``. With rows along another label, ``f.stage(g:c)``,
+it is copied as an input is.
 
 If an input is read only as ``exp(x - where(A > -inf, A, 0))``, the copy holds the shift in base two: the kernel computes
 ``exp2(log2(e) * x - A_rows)``, where ``A_rows`` is ``log2(e) * where(A > -inf, A, 0)``.
@@ -43,6 +44,7 @@ from .window_margins import Margin, copied_windows
 LOG2_E = ex.Const(math.log2(math.e))
 ROWS, COLUMNS = 4, 256  #: block of a copy: 16 bytes a thread, with little waste past the end of a row
 SIDE, TAPS = 64, 16  #: of a block of a copy with other rows: both reads and writes are of whole cache lines, or of all taps
+SHORT, BESIDE = 16, 256  #: the same of rows that the reader's kernel specializes: a few vectors
 
 
 def stage_aligned_copies(program: Program) -> Program:
@@ -58,11 +60,16 @@ def stage_aligned_copies(program: Program) -> Program:
 
 def _stage(program: Program, p: Primitive, tensor: str, along: str, known: dict[tuple[str, bool, str], str], margins: dict[int, Margin]) -> Program:
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
-    if tensor in algorithm:
-        return _aligned(program, p, tensor)
     members = funcs_in_kernel(program, p.func)
-    algorithm, own = _own_labels(algorithm, p, tensor, along, margins)
-    order = tuple(sorted(range(len(own)), key=lambda d: own[d] == along))  # stable: the label asked for comes last
+    if tensor in algorithm:
+        _check_stored(program, p, tensor, members)
+        if not along:
+            return _aligned(program, p, tensor)
+    if tensor in algorithm:
+        algorithm, own, last = _labels_of_func(program, p, tensor, along, margins)
+    else:
+        algorithm, own, last = _own_labels(algorithm, p, tensor, along, margins)
+    order = tuple(sorted(range(len(own)), key=lambda d: own[d] == last))  # stable: the label asked for comes last
     shift = _read_as_shift(tensor, algorithm, members) if not along else None
     name, made = _copy_of(tensor, shift is not None, along, program, known)
     plain = ex.Access(tensor, tuple(margins[d].read(label) if d in margins else ex.Label(label) for d, label in enumerate(own)))
@@ -82,15 +89,16 @@ def _stage(program: Program, p: Primitive, tensor: str, along: str, known: dict[
     if changed == algorithm.definitions or not ({along} if along else {*own}) <= loops:
         raise DTError(f"stage names an input of {p.func}", found=tensor, allowed=", ".join(sorted(_inputs(algorithm, members))) or "none", at=p.pos)
     changed = tuple(d for d in changed if d.name != name)  # shared: it moves before the first of its readers
-    first = next(i for i, d in enumerate(changed) if d.name in members or any(a.tensor == name for a in ex.accesses(d.expr)))
-    copied = () if made else _turned(program, p.func, name, own, along) if own[-1] != labels[-1] else _copying(name, labels)
+    readers = {*members} if tensor not in algorithm else set()
+    first = next(i for i, d in enumerate(changed) if d.name in readers or any(a.tensor == name for a in ex.accesses(d.expr)))
+    copied = () if made else _turned(program, p.func, name, own, last) if own[-1] != labels[-1] else _copying(name, labels)
     new = Schedule((*_renamed(program.schedule, members, tensor, name), *copied, *program.implied()))
     algorithm = replace(algorithm.with_definitions((*changed[:first], copy, *changed[first:])), vars=_vars(algorithm, own), rvars=_rest(algorithm, own))
     return replace(program, algorithm=algorithm, schedule=new)
 
 
-def _own_labels(algorithm: Algorithm, p: Primitive, tensor: str, along: str, margins: dict[int, Margin]) -> tuple[Algorithm, tuple[str, ...]]:
-    """Return the labels of a copy's dimensions, those of the input; a dimension that arithmetic indexes gets one of its own if other rows are asked for."""
+def _own_labels(algorithm: Algorithm, p: Primitive, tensor: str, along: str, margins: dict[int, Margin]) -> tuple[Algorithm, tuple[str, ...], str]:
+    """Return the labels of a copy's dimensions and that of its rows. A dimension that arithmetic indexes gets a label of its own if other rows are asked for."""
     numbers = [t for t in algorithm.inputs if t not in algorithm.integer_inputs()]  # a copy can hold these
     if tensor not in numbers:
         raise DTError("stage names an input of numbers", found=f"{tensor}, whose elements stand in an index", allowed=", ".join(numbers) or "none", at=p.pos)
@@ -109,7 +117,21 @@ def _own_labels(algorithm: Algorithm, p: Primitive, tensor: str, along: str, mar
     if along and along not in labels:
         allowed = ", ".join(str(x) for x in labels if not str(x).startswith(f"{tensor}_"))
         raise DTError(f"the rows of a copy of {tensor} lie along a label that indexes it by itself", found=along, allowed=allowed or "none", at=p.pos)
-    return algorithm, tuple(str(label) for label in labels)
+    return algorithm, tuple(str(label) for label in labels), along
+
+
+def _labels_of_func(program: Program, p: Primitive, func: str, along: str, margins: dict[int, Margin]) -> tuple[Algorithm, tuple[str, ...], str]:
+    """Return the same for a Func, whose dimensions have labels of their own: ``along`` is one by which the kernel of ``p`` reads it."""
+    algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
+    own = algorithm[func].labels
+    for d in margins:
+        algorithm, fresh = _with_margin_label(algorithm, margins[d], own[:d])
+        own = (*own[:d], fresh, *own[d + 1 :])
+    read = [a.index for m in sorted(funcs_in_kernel(program, p.func)) for a in ex.accesses(algorithm[m].expr) if a.tensor == func]
+    plain = {i.name: d for index in read for d, i in enumerate(index) if isinstance(i, ex.Label) and d not in margins}
+    if along not in plain:
+        raise DTError(f"the rows of a copy of {func} lie along a label that indexes it by itself", found=along, allowed=", ".join(plain) or "none", at=p.pos)
+    return algorithm, own, own[plain[along]]
 
 
 def _with_margin_label(algorithm: Algorithm, margin: Margin, taken: tuple[str | None, ...]) -> tuple[Algorithm, str]:
@@ -147,7 +169,8 @@ def _turned(program: Program, reader: str, name: str, own: tuple[str, ...], alon
     taps = all(x in reduction_labels(program.algorithm, reader) and tiles.get(x, 1) == 1 for x in after)
     merged = free_name("_".join(after), program.algorithm) if len(after) > 1 else after[0]
     together = (Merge(name, "merge", (merged, *after)),) if len(after) > 1 else ()
-    tile = (*(Sized(x, 1) for x in own if x != along and x not in after), Sized(merged, TAPS if taps else SIDE), Sized(along, SIDE))
+    side, beside = (SHORT, BESIDE) if along in program.schedule.names(reader, "specialize") else (SIDE, SIDE)
+    tile = (*(Sized(x, 1) for x in own if x != along and x not in after), Sized(merged, TAPS if taps else beside), Sized(along, side))
     return *together, Sizes(name, "block", tile), Sizes(name, "tensorize", tile), Bare(name, "align")
 
 
@@ -156,16 +179,20 @@ def _are_distinct_labels(labels: tuple[str | None, ...]) -> bool:
     return bool(labels) and None not in labels and len(set(labels)) == len(labels)
 
 
-def _aligned(program: Program, p: Primitive, func: str) -> Program:
-    """Align the rows of a Func that the kernel of ``p`` reads from memory."""
+def _check_stored(program: Program, p: Primitive, func: str, members: set[str]) -> None:
+    """Raise DTError unless the kernel of ``p`` reads the Func from memory, where another one keeps it for the program's own kernels."""
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
     stored = {q.func for q in program.schedule.primitives if q.name == "store"}
-    members, taken = funcs_in_kernel(program, p.func), ({*program.schedule.fused()} - stored) | {*program.outputs()}
+    taken = ({*program.schedule.fused()} - stored) | {*program.outputs()}
     read = {a.tensor for m in members for a in ex.accesses(algorithm[m].expr)}
     between = sorted(f for f in (read & set(algorithm.funcs)) - members - taken)
     if func not in between:
         allowed = ", ".join([*between, *sorted(_inputs(algorithm, members))])
         raise DTError("stage names an input, or what another kernel makes for this one", found=func, allowed=allowed, at=p.pos)
+
+
+def _aligned(program: Program, p: Primitive, func: str) -> Program:
+    """Align the rows of a Func."""
     if program.schedule.of(func, "align"):
         return program
     return replace(program, schedule=Schedule((*program.schedule.primitives, Bare(func, "align", pos=p.pos))))

@@ -48,7 +48,7 @@ def copied_windows(program: Program, tensor: str, along: str) -> dict[int, Margi
     members = set().union(*(funcs_in_kernel(program, p.func) for p in asked))
     read = [a for m in sorted(members) for a in ex.accesses(algorithm[m].expr) if a.tensor == tensor]
     found: dict[int, Margin] = {}
-    for d in range(len(read[0].index) if read and tensor in algorithm.inputs else 0):
+    for d in range(len(read[0].index) if read else 0):
         windows = list(dict.fromkeys(a.index[d] for a in read))
         size = size_of_dimension(algorithm, tensor, d)
         beyond = [i for i in windows if not isinstance(i, ex.Label) and size is not None and not stays_inside(algorithm, i, size)]

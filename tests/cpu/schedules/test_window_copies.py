@@ -93,3 +93,33 @@ def test_a_condition_for_a_whole_tile_is_a_mask_of_its_load(infinite):
     padded = torch.cat((a, torch.zeros(2, 18, 1)), 2).double()
     taps = torch.stack([torch.einsum("bcx,co->box", padded[:, :, r : r + 11], w[:, :, r].double()) for r in range(2)])
     torch.testing.assert_close(got.double(), torch.stack((taps.sum(0), taps[0])), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+MADE = "Func g, f; In A, W; Var b, i, z, o, x; RVar c, r; Extent x = A[2] + W[2] - 1; g[b, i, z] = maximum(A[b, i, z], 0); f[b, o, x] = rdot(g[b, c, x - r], W[o, c, r], c, r); "
+
+
+@pytest.mark.parametrize("shapes", [((2, 18, 11), (17, 18, 3)), ((1, 3, 1), (2, 3, 4)), ((3, 16, 5), (16, 16, 1))])
+def test_a_func_that_another_kernel_makes_is_copied_as_inputs_are(shapes):
+    """As the gradient of a convolution's result is read by that of its input: with a label of its own where the reader sums over another."""
+    text = MADE + TILED.replace("A:c", "g:c")
+    check(text, *random(*shapes))
+    source = dtkernels.compile(text).source
+    assert "def g_rows_kernel" in source and "g_rows_size" not in source  # no masks: zeros beyond the ends
+
+
+def test_two_readers_share_the_copy_of_a_func():
+    text = MADE.replace("Func g, f;", "Func g, f, h;").replace("Var b,", "Var n, b,") + "h[b, n, x] = rdot(g[b, c, x - r], W[n, c, r], c, r); "
+    tiled = TILED.replace("A:c", "g:c")
+    text += tiled + tiled.replace("f.", "h.").replace("p", "q").replace("o:", "n:") + " f.compile(); h.compile();"
+    check(text, *random((2, 18, 11), (17, 18, 3)))
+    assert dtkernels.compile(text).source.count("def g_rows") == 1
+
+
+def test_an_output_is_not_copied():
+    with pytest.raises(dtkernels.DTError, match="stage names an input, or what another kernel makes for this one: found g"):
+        dtkernels.compile(MADE + TILED.replace("A:c", "g:c") + " f.compile(); g.compile();")
+
+
+def test_rows_of_a_copy_lie_along_a_label_that_indexes_the_func():
+    with pytest.raises(dtkernels.DTError, match="the rows of a copy of g lie along a label that indexes it by itself: found r; allowed: b, c"):
+        dtkernels.compile(MADE + TILED.replace("A:c", "g:r"))

@@ -16,7 +16,7 @@ from ....lang.schedule_checks import reduction_labels
 from ...cost.kernel_config import KernelConfig
 from ...problem import SchedulingProblem, whole_parts
 from ..chained_gemm import SMALLEST, Chain
-from .two_tiles import in_two_tiles, tiled_extent
+from .two_tiles import fits_two_tiles, in_two_tiles, tiled_extent
 
 ROWS, STEPS = (32, 64, 128), (32, 64, 128)  #: of a block, and elements of the loop
 LONGEST = 64  #: elements of the loop of two products with one accumulator: on an H100 steps of 128 took 1.2 to 1.3 times as long in long loops
@@ -26,11 +26,13 @@ DEPENDENT_WAVES = (2, 4)  #: the same where each of several products waits for a
 LEAST_STEPS = 2  #: steps of a part
 WASTED = 2  #: a tile this many times as long as its extent is not proposed
 WARP_GROUP_ROWS = 64  #: of the matrix units' tile
+WIDE = 128  #: columns from which on four warps have no room for two sums of 64 rows
 REGISTERS, SPILLING = 200, 160  #: of a thread, for accumulators and intermediates; from the second on four warps spill, which pays where multiprocessors are idle alone
 
 
 def chain_tiles(chain: Chain) -> Iterator[KernelConfig]:
     """Yield tiles for a chain, each by one number of warps and stages; of several labels that are summed over, each is looped over in tiles."""
+    two = any(fits_two_tiles(chain.shape.sizes, c) for c in chain.columns)  # of one, four warps have no room for sums of 160 columns
     for walked in chain.summed():
         usual = chain.usual(walked)
         block, tile = dict(usual.blocks), dict(usual.tiles)
@@ -46,7 +48,7 @@ def chain_tiles(chain: Chain) -> Iterator[KernelConfig]:
                 made = replace(usual, blocks=tuple(blocks.items()), tiles=tuple(tiles.items()), order=order, split=())
                 for config in filling(chain, next(_by_warps(chain, replace(made, **split)), None)):
                     yield config
-                    yield from in_two_tiles(chain.shape, config)
+                    yield from in_two_tiles(chain.shape, config) if two else ()
 
 
 def filling(chain: Chain, config: KernelConfig | None) -> Iterator[KernelConfig]:
@@ -79,7 +81,7 @@ def _by_warps(chain: Chain, made: KernelConfig) -> Iterator[KernelConfig]:
     idle = shape.programs(dict(made.blocks)) <= shape.target.multiprocessors
     room = {warps: (REGISTERS if idle or warps > 4 else SPILLING) * shape.target.warp_size * warps for warps in (8, 4)}
     taken = rows * (sums * wide + operands * step)
-    for warps in (8, 4) if rows > WARP_GROUP_ROWS or taken > room[4] else (4,):  # where four had room, 8 were faster for 64 rows at 1 of 123 kernels on an H100, by 7%
+    for warps in (8, 4) if rows > WARP_GROUP_ROWS or wide > WIDE and taken > room[4] else (4,):  # where four had room, 8 were faster for 64 rows at 1 of 123 kernels on an H100, by 7%
         if taken <= room[warps]:
             for stages in STAGES if tile.get(walked) else (1,):
                 if (max(1, operands) * rows + 2 * stages * step) * wide * shape.itemsize <= shape.target.shared_bytes:

@@ -10,7 +10,8 @@ After, tiles over all positions, of copies in which what a tile runs along lies 
     f.merge(b_y_x, b, y, x); f.stage(A:c, W:c);
     f.block(o:128, b_y_x:128); f.tensorize(o:128, b_y_x:128, c:64);
 
-or, where the channels are too few to be a tile's depth, channels and taps as one sum, ``f.merge(c_r_s, c, r, s)``. The cost model decides.
+or, where the channels are too few to be a tile's depth, channels and taps as one sum, ``f.merge(c_r_s, c, r, s)``; of copies with whole vectors of channels
+last, taps and channels, ``f.merge(r_s_c, r, s, c)``. The cost model decides.
 
 Labels that lie one after the other in all tensors, such as channels in groups, ``rdot(A[b, g, c], W[g, c, k], g, c)``, are one dimension of descriptors too.
 """
@@ -35,6 +36,8 @@ from ..gemm_candidates import GemmTile
 from ..product_sides import lies_in_tiles, main_product, sides
 from ..sibling_gemms import products
 
+DEPTH = 64  #: of a tile
+VECTOR = 16  #: bytes of a load
 SHALLOW = 16  #: terms below which a label fills no step of the matrix units
 #: of 16 bits: 64 deep in three stages, so that a multiprocessor holds several programs (2d convolutions on an H100 took 1.15 to 1.5 times as long in deeper ones)
 TILES = tuple(
@@ -54,7 +57,8 @@ GATHERED = 64  #: bytes of elements, each with an address of its own, that a thr
 class TileSide:
     """What a tile runs along on one side of a product, or in its sum: one label, or several as one; ``of`` are all that there are."""
 
-    def __init__(self, shape: SchedulingProblem, labels: tuple[str, ...], of: tuple[str, ...]):
+    def __init__(self, shape: SchedulingProblem, labels: tuple[str, ...], of: tuple[str, ...], vectors: bool = False):
+        self.vectors = vectors  #: whether the last label has whole vectors, along which copies lie
         self.apart = 1 < len(labels) < len(of)  #: without the first
         self.labels, self.size = labels, math.prod(shape.sizes[x] for x in labels)
         #: whether it has enough without the first: places of elements in a sum over several labels take the less the fewer labels a tile has
@@ -86,7 +90,7 @@ def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -
     if own.index(rows[-1]) > own.index(columns[-1]):  # the columns are what lies contiguous
         rows, columns = columns, rows
     taps = _taps(shape, [a for a in reads if a], dot)
-    over = (*tile_sides(shape, dot.labels, dot), *_contiguous(shape, [a for a in reads if a], dot))
+    over = (*tile_sides(shape, dot.labels, dot), *_contiguous(shape, [a for a in reads if a], dot), *_vectors_last(shape, [a for a in reads if a], dot))
     for row, column, summed in product(tile_sides(shape, rows, dot, own[0], taps), tile_sides(shape, columns, dot, own[0], taps), over):
         if any(side.is_long if summed.merged else side.apart and not _lies_dense(reads, side) for side in (row, column)):
             continue
@@ -152,6 +156,16 @@ def _contiguous(shape: SchedulingProblem, reads: list[ex.Access], dot: ex.Dot) -
                 return
 
 
+def _vectors_last(shape: SchedulingProblem, reads: list[ex.Access], dot: ex.Dot) -> Iterator[TileSide]:
+    """Yield the whole sum over windows as one label, its channels last, if these are whole vectors and too few to fill a tile."""
+    for name in dot.labels:
+        if all(ex.Label(name) in a.index for a in reads) and shape.sizes[name] < DEPTH and shape.sizes[name] * shape.itemsize % VECTOR == 0:
+            taps = tuple(x for x in dot.labels if x != name)
+            if taps and all(shape.sizes[x] <= SHALLOW for x in taps):
+                yield TileSide(shape, (*taps, name), dot.labels, vectors=True)
+            return
+
+
 def _lies_dense(reads: list[ex.Access | None], side: TileSide) -> bool:
     """Return whether an operand has the labels of a side as its last dimensions."""
     return any(a is not None and a.index[-len(side.labels) :] == tuple(map(ex.Label, side.labels)) for a in reads)
@@ -175,21 +189,19 @@ def _described(shape: SchedulingProblem, root: str, reads: list[ex.Access], tile
 
 
 def copies_of(shape: SchedulingProblem, reads: list[ex.Access], tiled: tuple[TileSide, ...], slides: bool) -> tuple[str, ...] | None:
-    """Return the inputs to be copied, each with the label of its rows: the first of the tile's that has a dimension to itself; None where one cannot be.
+    """Return what is to be copied, each with the label of its rows: the first of the tile's that has a dimension to itself; None where one cannot be.
 
     The matrix units take 16 bits along any side that lies contiguous.
     """
     found = []
     for read in reads:
         plain = [i.name for i in read.index if isinstance(i, ex.Label)]
-        along = next((side.name for side in tiled if side.name in plain), None)
+        along = next((name for side in tiled if (name := side.labels[-1] if side.vectors else side.name) in plain), None)
         ends = [tuple(map(ex.Label, side.labels)) for side in tiled if side.name == along or side.merged or shape.itemsize == 2 and not slides]
         index = tuple(i for i in read.index if not (isinstance(i, ex.Label) and shape.sizes[i.name] == 1))
         if along is None or any(index[-len(end) :] == end for end in ends):
             continue
-        if read.tensor not in shape.algorithm.inputs and ex.free_labels(read.index[-1]) & {*tiled[0].labels}:
-            continue  # as it lies, contiguous along the sum: only inputs can be copied
-        if read.tensor not in shape.algorithm.inputs or read.tensor in shape.algorithm.integer_inputs():
+        if read.tensor in shape.outputs or read.tensor in shape.algorithm.integer_inputs():
             return None
         found.append(f"{read.tensor}:{along}")
     return tuple(dict.fromkeys(found))
@@ -205,7 +217,9 @@ def _tiled(
     batch = math.prod(shape.sizes[x] for x in own if x not in (*row.labels, *column.labels))
     cores, tripled = shape.target.multiprocessors, shape.itemsize == 4 and tripled_float32(shape.target)
     short = () if taps else tuple(x for x in labels if x != summed.name and x != summed.labels[0] and shape.sizes[x] <= SHALLOW)
-    gathers = summed.merged or any({*side.merged[0].split(", ")} & {*taps} for side in (row, column) if side.merged)
+    if summed.vectors:
+        short = (*summed.labels, summed.name)
+    gathers = summed.merged and not summed.vectors or any({*side.merged[0].split(", ")} & {*taps} for side in (row, column) if side.merged)
     fields: dict[str, Any] = {
         "merged": tuple(m for side in (row, column, summed) for m in side.merged),
         "staged": copies,
