@@ -1,12 +1,26 @@
-"""Integer arithmetic on tiles: simplify quotients, and avoid divisions where a comparison suffices."""
+"""Integer arithmetic on tiles: take sums apart, simplify quotients, and avoid divisions where a comparison suffices."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from ...algebra.rules.condition_folding import fold_condition
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from .nest import Const, Op, Position, Tile
 from .value_type import is_integer, never_negative
+
+
+def addends(index: Tile, sign: int = 1) -> Iterator[tuple[int, Tile]]:
+    """Yield what a sum is made of, each with its sign."""
+    match index:
+        case Op("+" | "-" as op, (a, b)):
+            yield from addends(a, sign)
+            yield from addends(b, sign if op == "+" else -sign)
+        case Op("neg", (a,)):
+            yield from addends(a, -sign)
+        case _:
+            yield sign, index
 
 
 def quotient(a: Tile, b: Tile, algorithm: Algorithm) -> Tile:

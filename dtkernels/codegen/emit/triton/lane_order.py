@@ -1,15 +1,19 @@
-"""Tell Triton along which dimension of a tile elements follow one another in memory, where it cannot see that.
+"""Tell Triton along which dimension of a tile elements lie next to one another in memory, where it cannot see that.
 
-Triton gives consecutive elements to the threads of a warp. Through a quotient and a remainder of an index it sees none, and Triton 3.6 then takes the
-tile's first dimension: stores of 64 rows of 128 pixels took 60 ns a warp and multiprocessor on an H200, 4 along the pixels.
+Triton gives neighbours to the threads of a warp. Of ``2 * x``, ``x // 2``, ``len(x) - x``, and of the quotients and remainders of labels that are
+counted together, it sees none, and Triton 3.6 then takes the tile's first dimension: stores of 64 rows of 128 pixels took 60 ns a warp and
+multiprocessor on an H200, along the pixels 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from ...ir import nest
+from ...ir.integer_math import addends
 from ...ir.nest import Axis, Const, Op, Position, Tile
+
+NEAR = 8  #: elements between neighbours that are worth a hint
 
 
 def in_lane_order(pointer: str, index: tuple[Tile, ...], shape: tuple[Axis, ...], blocked: Collection[str], tile: Callable[[Axis], str]) -> str:
@@ -17,35 +21,33 @@ def in_lane_order(pointer: str, index: tuple[Tile, ...], shape: tuple[Axis, ...]
 
     ``shape``: the axes of the tile, in order; ``blocked``: the labels that the kernel's blocks are of; ``tile``: the constant of an axis.
     """
-    axis = _hidden_axis(index, shape, blocked)
-    if axis is None:
-        return pointer
-    if _interleaved(index, axis):  # neighbours are in two places: no vector may be loaded
-        pointer = f"tl.multiple_of({pointer}, [{', '.join('1' for _ in shape)}])"
-    elif not _counted_together(index, axis):
-        return pointer
-    return f"tl.max_contiguous({pointer}, [{', '.join(tile(a) if a == axis else '1' for a in shape)}])"
-
-
-def _hidden_axis(index: tuple[Tile, ...], shape: tuple[Axis, ...], blocked: Collection[str]) -> Axis | None:
-    """Return the axis that the last dimension of a tensor goes along only within a quotient or remainder; one of a block before others."""
     if len(shape) < 2 or not index:
-        return None
-    divided = [a for n in _divisions(index[-1]) for a in shape if a in nest.axes_of(n)]
-    plain = [a for a in shape if a in nest.axes_of(index[-1]) and a not in divided]
-    if plain or not divided:
-        return None
-    return next((a for a in divided if a.label in blocked), divided[0])
+        return pointer
+    kinds = {a: _kind(index, a) for a in shape if a in nest.axes_of(index[-1])}
+    if "next" in kinds.values():
+        return pointer
+    hidden = sorted((a for a, kind in kinds.items() if kind), key=lambda a: a.label not in blocked)
+    if not hidden:
+        return pointer
+    if kinds[hidden[0]] == "near":  # but not next to one another: no vector may be loaded
+        pointer = f"tl.multiple_of({pointer}, [{', '.join('1' for _ in shape)}])"
+    return f"tl.max_contiguous({pointer}, [{', '.join(tile(a) if a == hidden[0] else '1' for a in shape)}])"
 
 
-def _divisions(index: Tile) -> Iterator[Op]:
-    yield from (n for n in index.walk() if isinstance(n, Op) and n.fn in ("//", "%"))
-
-
-def _interleaved(index: tuple[Tile, ...], axis: Axis) -> bool:
-    """Return whether the last dimension goes along a quotient by a number, and another along the remainder: the phases of a transposed convolution."""
-    quotients = {n.args for n in _divisions(index[-1]) if n.fn == "//" and isinstance(n.args[1], Const) and axis in nest.axes_of(n)}
-    return any(n.fn == "%" and n.args in quotients for i in index[:-1] for n in _divisions(i))
+def _kind(index: tuple[Tile, ...], axis: Axis) -> str:
+    """Return how elements along an axis lie, by the last dimension: "next" to one another for Triton too, "counted" so through remainders, "near", or "" for none."""
+    parts = [(sign, a) for sign, a in addends(index[-1]) if axis in nest.axes_of(a)]
+    if len(parts) != 1:
+        return ""
+    sign, part = parts[0]
+    if part == Position(axis):
+        return "next" if sign > 0 else "near"
+    match part:
+        case Op("*", (Position(), Const(step)) | (Const(step), Position())) if abs(step) <= NEAR:
+            return "near"
+        case Op("//", (_, Const(by))) if by <= NEAR:
+            return "near"
+    return "counted" if sign > 0 and _counted_together(index, axis) else ""
 
 
 def _counted_together(index: tuple[Tile, ...], axis: Axis) -> bool:
@@ -53,20 +55,8 @@ def _counted_together(index: tuple[Tile, ...], axis: Axis) -> bool:
 
     Vectors are right then: Triton makes none longer than what divides the last extent, and no index passes the end of a dimension within one.
     """
-    varying = [i for i in index if axis in nest.axes_of(i)]
-    parts = [_without_uniform(i, axis) for i in varying]
-    return all(p is not None and _is_part(p, axis) for p in parts) and isinstance(parts[-1], Op) and parts[-1].fn == "%"
-
-
-def _without_uniform(index: Tile, axis: Axis) -> Tile | None:
-    """Return the one addend that varies along the axis; None where several do."""
-    match index:
-        case Op("+", (a, b)):
-            sides = [s for s in (a, b) if axis in nest.axes_of(s)]
-            return _without_uniform(sides[0], axis) if len(sides) == 1 else None
-        case Op("-", (a, b)) if axis not in nest.axes_of(b):
-            return _without_uniform(a, axis)
-    return index
+    parts = [a for i in index for sign, a in addends(i) if axis in nest.axes_of(a)]
+    return all(_is_part(a, axis) for a in parts) and isinstance(parts[-1], Op) and parts[-1].fn == "%"
 
 
 def _is_part(index: Tile, axis: Axis) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ...ir import nest
+from ...ir.integer_math import addends
 from ...ir.merged_dimensions import Run, merged_runs
 from ...ir.nest import (
     Axis,
@@ -37,29 +37,18 @@ def uniform_part(index: Tile) -> tuple[Tile, Tile] | None:
     """
     if not nest.axes_of(index):
         return None
-    addends = list(_addends(index, 1))
-    varying = [(sign, a) for sign, a in addends if nest.axes_of(a)]
-    single = [(sign, a) for sign, a in addends if not nest.axes_of(a)]
+    parts = list(addends(index))
+    varying = [(sign, a) for sign, a in parts if nest.axes_of(a)]
+    single = [(sign, a) for sign, a in parts if not nest.axes_of(a)]
     steps = any(isinstance(n, Position) for _, a in single for n in a.walk())
     if not steps or not any(sign > 0 for sign, _ in varying):
         return None
     return _total(varying), _total(single)
 
 
-def _addends(index: Tile, sign: int) -> Iterator[tuple[int, Tile]]:
-    match index:
-        case Op("+" | "-" as op, (a, b)):
-            yield from _addends(a, sign)
-            yield from _addends(b, sign if op == "+" else -sign)
-        case Op("neg", (a,)):
-            yield from _addends(a, -sign)
-        case _:
-            yield sign, index
-
-
-def _total(addends: list[tuple[int, Tile]]) -> Tile:
+def _total(parts: list[tuple[int, Tile]]) -> Tile:
     """Return a sum, what is added before what is subtracted."""
-    first, *rest = sorted(addends, key=lambda a: a[0] < 0)
+    first, *rest = sorted(parts, key=lambda a: a[0] < 0)
     total = first[1] if first[0] > 0 else Op("neg", (first[1],))
     for sign, a in rest:
         total = Op("+" if sign > 0 else "-", (total, a))
