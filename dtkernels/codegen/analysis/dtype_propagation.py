@@ -82,16 +82,25 @@ def operands_only(algorithm: Algorithm) -> frozenset[str]:
 
     The gradient of a linear layer's result is one: products take it, and the gradient of a bias is its sum, of rounded terms as in torch.
     """
-    plain: set[str] = set()
     products = [n for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)]
     sides = [rows for dot in products for side in (dot.left, dot.right) if (rows := rows_of(side))]
-    operands = {id(side) for side in sides}
     results = _results(algorithm)
-    sums = (n for d in algorithm.definitions if d.name in results for n in d.expr.walk() if isinstance(n, ex.Reduce) and n.kind == "sum")
-    operands |= {id(n.arg) for n in sums if isinstance(n.arg, ex.Access)}
-    for d in algorithm.definitions:
-        plain |= {a.tensor for a in ex.accesses(d.expr) if id(a) not in operands} | ({d.name} if isinstance(d.expr, ex.Cast) and d.name not in algorithm.operands else set())
-    return frozenset(side.tensor for side in sides if side.tensor in algorithm) - plain
+    sums = [n.arg for d in algorithm.definitions if d.name in results for n in d.expr.walk() if isinstance(n, ex.Reduce) and n.kind == "sum"]
+    copies, found = copied_funcs(algorithm), frozenset[str]()
+    while True:
+        sides += [copies[name] for name in found & copies.keys()]
+        operands = {id(e) for e in (*sides, *sums) if isinstance(e, ex.Access)}
+        plain = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr) if id(a) not in operands}
+        plain |= {d.name for d in algorithm.definitions if isinstance(d.expr, ex.Cast) and d.name not in algorithm.operands}
+        more = frozenset(side.tensor for side in sides if side.tensor in algorithm) - plain
+        if more == found:
+            return found
+        found = more
+
+
+def copied_funcs(algorithm: Algorithm) -> dict[str, ex.Access]:
+    """Map copies to the Funcs that they copy: what only products read of a copy, only products read of the Func (codegen/prelower/stage_aligned_copies.py)."""
+    return {d.name: d.expr for d in algorithm.definitions if isinstance(d.expr, ex.Access) and d.expr.tensor in algorithm}
 
 
 def _results(algorithm: Algorithm) -> set[str]:

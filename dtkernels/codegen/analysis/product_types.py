@@ -16,7 +16,7 @@ from ...algebra.operand_types import CAST, OperandType, products, rows_of, work
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ..ir.nest import DescriptorLoad, Let, Load, Local, TileDot, loaded, statements, values
-from .dtype_propagation import narrow_buffers, operands_only, product_inputs, value_inputs
+from .dtype_propagation import copied_funcs, narrow_buffers, operands_only, product_inputs, value_inputs
 from .normalized_products import normalized_products
 
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ def _operand_types(algorithm: Algorithm) -> dict[str, set[OperandType]]:
         for side in (dot.left, dot.right):
             if rows := rows_of(side):
                 found.setdefault(rows.tensor, set()).add(wanted)
+    for name, copied in reversed(copied_funcs(algorithm).items()):
+        if name in found:
+            found.setdefault(copied.tensor, set()).update(found[name])
     return found
 
 

@@ -267,8 +267,9 @@ class _Lowering:
                     self.realize(d.name, index, scope)
 
     def _depends_on_inner_accumulator(self, func: str, env: dict[str, Tile]) -> bool:
-        """Return whether ``func`` depends on an accumulator of an inner loop; it is then computed where it is used, after that loop."""
-        inside = {name: self.fused[name][1] for name in self.algorithm.needed_by((func,)) if name in self.fused and func not in self._hosts(name)}
+        """Return whether ``func`` depends on an accumulator of an inner loop of this kernel; it is then computed where it is used, after that loop."""
+        fused = [name for name in self.algorithm.needed_by((func,)) if name in self.fused]
+        inside = {name: self.fused[name][1] for name in fused if func not in (hosts := self._hosts(name)) and self.root in hosts}
         return any(label not in env and label in reduction_labels(self.algorithm, name) for name, label in inside.items())
 
     def _hosts(self, func: str) -> list[str]:

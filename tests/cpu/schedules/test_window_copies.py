@@ -105,6 +105,7 @@ def test_a_func_that_another_kernel_makes_is_copied_as_inputs_are(shapes):
     check(text, *random(*shapes))
     source = dtkernels.compile(text).source
     assert "def g_rows_kernel" in source and "g_rows_size" not in source  # no masks: zeros beyond the ends
+    assert "g_out = torch.empty((size_b, size_i, size_z), dtype=W_dtype" in source, "stored as the product reads its copy, not in float32"
 
 
 def test_two_readers_share_the_copy_of_a_func():

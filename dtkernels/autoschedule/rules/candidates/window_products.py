@@ -36,7 +36,6 @@ from ..gemm_candidates import GemmTile
 from ..product_sides import lies_in_tiles, main_product, sides
 from ..sibling_gemms import products
 
-DEPTH = 64  #: of a tile
 VECTOR = 16  #: bytes of a load
 SHALLOW = 16  #: terms below which a label fills no step of the matrix units
 #: of 16 bits: 64 deep in three stages, so that a multiprocessor holds several programs (2d convolutions on an H100 took 1.15 to 1.5 times as long in deeper ones)
@@ -157,9 +156,12 @@ def _contiguous(shape: SchedulingProblem, reads: list[ex.Access], dot: ex.Dot) -
 
 
 def _vectors_last(shape: SchedulingProblem, reads: list[ex.Access], dot: ex.Dot) -> Iterator[TileSide]:
-    """Yield the whole sum over windows as one label, its channels last, if these are whole vectors and too few to fill a tile."""
+    """Yield the whole sum over windows as one label, its channels last, if these are whole vectors and too few for a step of the matrix units.
+
+    Steps along 16 channels, tap after tap, took 3.9 ms on an H200 where taps and channels as one took 5.0 (16 x 16 x 1024 x 1024, 128 results, 3 x 3 taps).
+    """
     for name in dot.labels:
-        if all(ex.Label(name) in a.index for a in reads) and shape.sizes[name] < DEPTH and shape.sizes[name] * shape.itemsize % VECTOR == 0:
+        if all(ex.Label(name) in a.index for a in reads) and shape.sizes[name] < SHALLOW and shape.sizes[name] * shape.itemsize % VECTOR == 0:
             taps = tuple(x for x in dot.labels if x != name)
             if taps and all(shape.sizes[x] <= SHALLOW for x in taps):
                 yield TileSide(shape, (*taps, name), dot.labels, vectors=True)
