@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
-from ..canonicalize import extracted_func, inline_access
+from ....lang.extents.linear_form import linear_form
+from ..canonicalize import extracted_func, fresh_name, inline_access
 
 
 def sum_product_operands(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
@@ -15,29 +16,36 @@ def sum_product_operands(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algo
     Before: ``y[b, o] = rdot(X[b, k], W[o, k], k) + v[o];  f[b] = rsum(y[b, o], o);``
     After:  ``f_operand[k] = rsum(W[o, k], o); f_rest[] = rsum(v[o], o); f[b] = rsum(X[b, k] * f_operand[k], k) + f_rest[];``
 
+    What windows read is summed once for each of its places, not for each tap of a window that passes there:
+
+    Before: ``y[o, t, x] = rdot(X[c, t, x + r], W[o, c, r], c, r);  f[o, x] = rsum(y[o, t, x], t);``
+    After:  ``f_operand[c, X_2] = rsum(X[c, t, X_2], t);  f[o, x] = rdot(f_operand[c, x + r], W[o, c, r], c, r);``
+
     Windows that are averaged, and means of whole images after a convolution, are such sums. A sum of sums and differences is taken term
     by term for that. With labels of both operands left it stays an ``rdot``, in which the sum is a computed operand. A product that anything
     else reads is made anyway, and so are its sums from it.
     """
     reads = [a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr)]
     single = frozenset(f for f in algorithm.funcs if f not in outputs and reads.count(f) == 1)
-    taken = set(algorithm.names)
+    taken, places = set(algorithm.names), dict[tuple[str, int], str]()
     definitions: list[Definition] = []
     for d in algorithm.definitions:
-        summing = _OperandSums(d, algorithm, single, taken)
+        summing = _OperandSums(d, algorithm, single, taken, places)
         expr = d.expr.transform(summing.change)
         definitions += [*summing.made, replace(d, expr=expr)]
     if len(definitions) == len(algorithm.definitions):
         return algorithm
-    changed = algorithm.with_definitions(tuple(definitions))
-    return changed.limited_to(outputs)
+    new = tuple((label, tensor, dim) for (tensor, dim), label in places.items())
+    changed = replace(algorithm, vars=(*algorithm.vars, *places.values()), extents=(*algorithm.extents, *new))
+    return changed.with_definitions(tuple(definitions)).limited_to(outputs)
 
 
 class _OperandSums:
     """Makes the Funcs of ``sum_product_operands`` for one definition."""
 
-    def __init__(self, owner: Definition, algorithm: Algorithm, single: frozenset[str], taken: set[str]):
+    def __init__(self, owner: Definition, algorithm: Algorithm, single: frozenset[str], taken: set[str], places: dict[tuple[str, int], str]):
         self.owner, self.algorithm, self.single, self.taken = owner, algorithm, single, taken
+        self.places = places  #: (input, dimension) -> the label of its places
         self.made: list[Definition] = []
 
     def change(self, node: ex.Expr) -> ex.Expr:
@@ -59,7 +67,7 @@ class _OperandSums:
     def _of_product(self, product: ex.Dot, labels: tuple[str, ...]) -> ex.Expr:
         """Return the sum of a product over ``labels``."""
         apart = _operands_apart(product, labels) or ((), ())
-        left, right = (self._extracted(ex.Reduce("sum", s, over), "operand") if over else s for s, over in zip((product.left, product.right), apart))
+        left, right = (self._summed(s, over) if over else s for s, over in zip((product.left, product.right), apart))
         own = [ex.free_labels(side) - set(product.labels) for side in (left, right)]
         if own[0] - own[1] and own[1] - own[0]:
             value: ex.Expr = replace(product, left=left, right=right)
@@ -70,8 +78,26 @@ class _OperandSums:
                 value = ex.Binary("*", value, ex.Len(label))
         return value
 
+    def _summed(self, side: ex.Expr, over: tuple[str, ...]) -> ex.Expr:
+        """Return the sum of an operand, of the places of each window on an input where it is read in windows."""
+        windows: dict[str, ex.Expr] = {}
+        if isinstance(side, ex.Access) and side.tensor in self.algorithm.inputs:
+            index = list(side.index)
+            for d, i in enumerate(side.index):
+                own = ex.free_labels(i)
+                elsewhere = set(over).union(*(ex.free_labels(other) for n, other in enumerate(side.index) if n != d))
+                steps = [abs(by) for atom, by in linear_form(i).items() if atom is not None]
+                if len(own) > 1 and not own & elsewhere and set(steps) == {1}:  # windows at steps may leave places out
+                    if (side.tensor, d) not in self.places:
+                        self.places[side.tensor, d] = fresh_name(f"{side.tensor}_{d}", self.taken)
+                    label = self.places[side.tensor, d]
+                    index[d], windows[label] = ex.Label(label), i
+            side = replace(side, index=tuple(index))
+        summed = self._extracted(ex.Reduce("sum", side, over), "operand")
+        return ex.substitute(summed, windows)
+
     def _extracted(self, node: ex.Reduce, kind: str) -> ex.Expr:
-        return extracted_func(node, kind, self.owner, self.made, self.taken, self.algorithm.labels)
+        return extracted_func(node, kind, self.owner, self.made, self.taken, (*self.algorithm.labels, *self.places.values()))
 
 
 def _added(total: ex.Expr | None, term: ex.Expr, sign: int) -> ex.Expr:
