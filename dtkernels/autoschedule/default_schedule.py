@@ -559,7 +559,7 @@ class _Fusion:
             return True
         if self._feeds_products(func) and (self._is_unaligned(func) if self.recomputing is None else self.recomputing):
             return True
-        most = max(self._elements(self.algorithm.plain_labels(t)) for t in self.algorithm.inputs)
+        most = max(map(self.shape.elements, self.algorithm.inputs))
         long = max((self._elements(dot.labels) for dot in self.shape.dots(func)), default=0) >= STORED
         return self._elements(self.algorithm[func].labels) > (8 if long else 2) * most
 

@@ -15,6 +15,7 @@ from ..codegen.powers_of_two import last_power_of_two
 from ..codegen.target import Target
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
+from ..lang.extents.linear_form import linear_form
 from ..lang.reserved_names import clashes
 from ..lang.schedule import Primitive
 from ..lang.schedule_checks import reduction_labels
@@ -162,9 +163,22 @@ class SchedulingProblem:
         return labels[-1] if labels else None
 
     def elements(self, tensor: str) -> int:
-        """Return the number of elements of an input or a Func; a dimension of unknown extent counts as 1."""
-        labels = self.algorithm[tensor].labels if tensor in self.algorithm else self.algorithm.plain_labels(tensor)
-        return math.prod(self.sizes.get(label, 1) if label else 1 for label in labels)
+        """Return the number of elements of an input or a Func: of a dimension without a label, as many as the sums of labels reach that index it."""
+        if tensor in self.algorithm:
+            return math.prod(self.sizes.get(label, 1) for label in self.algorithm[tensor].labels)
+        labels = self.algorithm.plain_labels(tensor)
+        return math.prod(self.sizes.get(label, 1) if label else self._reached.get((tensor, d), 1) for d, label in enumerate(labels))
+
+    @cached_property
+    def _reached(self) -> dict[tuple[str, int], int]:
+        """The elements that the longest index of a dimension spans, ``y + r`` of 30 and 3 elements 32, where it is no bare label."""
+        found: dict[tuple[str, int], int] = {}
+        for a in (a for d in self.algorithm.definitions for a in ex.accesses(d.expr) if a.tensor in self.algorithm.inputs):
+            for d, i in enumerate(a.index):
+                if not isinstance(i, ex.Label):
+                    steps = sum(abs(by) * (self.sizes.get(x.name, 1) - 1) for x, by in linear_form(i).items() if isinstance(x, ex.Label))
+                    found[a.tensor, d] = max(found.get((a.tensor, d), 1), 1 + steps)
+        return found
 
     def aligned(self, tensors: set[str], to: int = 16) -> bool:
         """Return whether rows of these tensors, laid out one after the other, start at multiples of ``to`` bytes."""
