@@ -40,3 +40,14 @@ def test_what_triton_sees_gets_no_hint():
     plain = "Func f; In A; Var c, x; f[c, x] = A[c, x] + 1; " + TILES
     shifted = "Func f; In A; Var c, x; Extent x = A[1] - 1; f[c, x] = A[c, x + 1] + 1; " + TILES
     assert all("max_contiguous" not in emit(parse(text), target=H200) for text in (plain, shifted))
+
+
+def test_lanes_go_along_the_dimension_that_is_contiguous_in_the_input():
+    """Of images with channels last, say, whose positions have a hint otherwise."""
+    text, shapes, access = PROGRAMS["every second element"]
+    module = load_module(emit(parse(text), target=H200), "turned")
+    (launch,) = record_launches(module, "f", (torch.empty(*reversed(shapes[0]), dtype=torch.bfloat16).t(),))
+    ir = build(launch, H200).asm["ttgir"]
+    ((*sides, layout),) = set(re.findall(rf"{access} [^\n]*tensor<(\d+)x(\d+)x!tt\.ptr<\w+>, (#\w+)>", ir))
+    made = re.search(rf"{layout} = [^\n]*sizePerThread = \[(\d+), (\d+)\], threadsPerWarp = \[(\d+), (\d+)\]", ir)
+    assert made and sides == ["16", "64"] and int(made[1]) * int(made[3]) == 16, made and made[0]

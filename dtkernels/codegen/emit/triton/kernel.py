@@ -396,6 +396,12 @@ class _KernelPrinter:
         self.dense[name] = self._is_dense(buffer, first, extents)
         return name
 
+    def unit_constant(self, buffer: str) -> str:
+        """Return the constant that says that elements of an input along its last dimension follow each other."""
+        name = f"UNIT_{buffer}"
+        self.dense[name] = f"{buffer}.stride({len(self.dimensions(buffer)) - 1}) == 1"
+        return name
+
     def dense_conditions(self, accesses: Iterable[DescriptorLoad | DescriptorStore]) -> list[str]:
         """Return what the wrapper must ask of the dimensions that boxes join."""
         return list(dict.fromkeys(self._is_dense(a.buffer, j.first, j.extents) for a in accesses for j in a.joined))

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 NEAR = 8  #: elements between neighbours that are worth a hint
 
 
-def in_lane_order(pointer: str, index: tuple[Tile, ...], shape: tuple[Axis, ...], k: _KernelPrinter) -> str:
-    """Return the pointers of a tile of the axes ``shape``, with a hint if Triton needs one."""
+def in_lane_order(pointer: str, buffer: str, index: tuple[Tile, ...], shape: tuple[Axis, ...], k: _KernelPrinter) -> str:
+    """Return the pointers of a tile of the axes ``shape``, with a hint if Triton needs one. An input may lie otherwise: Triton sees the strides that are 1."""
     if len(shape) < 2 or not index:
         return pointer
     kinds = {a: _kind(index, a) for a in shape if a in nest.axes_of(index[-1])}
@@ -29,9 +29,10 @@ def in_lane_order(pointer: str, index: tuple[Tile, ...], shape: tuple[Axis, ...]
     hidden = sorted((a for a, kind in kinds.items() if kind), key=lambda a: a.label not in k.blocks)
     if not hidden or kinds[hidden[0]] == "near" and hidden[0] in _reduced_in_rows(k.kernel.body):
         return pointer
-    if kinds[hidden[0]] == "near":  # but not next to one another: no vector may be loaded
-        pointer = f"tl.multiple_of({pointer}, [{', '.join('1' for _ in shape)}])"
-    return f"tl.max_contiguous({pointer}, [{', '.join(k.tile(a) if a == hidden[0] else '1' for a in shape)}])"
+    # near, but not next to one another: no vector may be loaded
+    apart = f"tl.multiple_of({pointer}, [{', '.join('1' for _ in shape)}])" if kinds[hidden[0]] == "near" else pointer
+    hinted = f"tl.max_contiguous({apart}, [{', '.join(k.tile(a) if a == hidden[0] else '1' for a in shape)}])"
+    return f"({hinted} if {k.unit_constant(buffer)} else {pointer})" if buffer in k.algorithm.inputs else hinted
 
 
 def _reduced_in_rows(body: tuple[Statement, ...]) -> set[Axis]:

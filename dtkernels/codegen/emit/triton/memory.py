@@ -170,7 +170,7 @@ class MemoryPrinter:
         if not index:
             return f"{buffer}_ptr"
         shape = tuple(a for a in axes if not a.scalar)
-        return in_lane_order(f"{buffer}_ptr + {self._offsets(buffer, index, axes)}", index, shape, self.k)
+        return in_lane_order(f"{buffer}_ptr + {self._offsets(buffer, index, axes)}", buffer, index, shape, self.k)
 
     def _offsets(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...], known: dict[Tile, str] | None = None) -> str:
         """Return how far an element is from the first; ``known`` names what to print for some indices."""
