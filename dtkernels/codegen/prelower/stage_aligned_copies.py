@@ -65,7 +65,6 @@ def _stage(program: Program, p: Primitive, tensor: str, along: str, known: dict[
         _check_stored(program, p, tensor, members)
         if not along:
             return _aligned(program, p, tensor)
-    if tensor in algorithm:
         algorithm, own, last = _labels_of_func(program, p, tensor, along, margins)
     else:
         algorithm, own, last = _own_labels(algorithm, p, tensor, along, margins)
