@@ -34,8 +34,8 @@ def declare_merged_labels(program: Program) -> Program:
     for p in (p for p in program.schedule.primitives if isinstance(p, Merge)):
         name, labels, own = p.label, p.parts, algorithm[p.func].labels
         sums = list(dict.fromkeys(found for m in (p.func, *sorted(funcs_in_kernel(program, p.func))) if (found := reduction_labels(algorithm, m))))
-        summed = next((s for s in sums if set(labels) <= set(s)), ())
-        if not (set(labels) <= set(own) or summed):
+        of_sum = not set(labels) <= set(own)  # a fused sum may go over labels of the result too
+        if of_sum and not any(set(labels) <= set(s) for s in sums):
             allowed = " or ".join(", ".join(s) for s in (own, *sums)) + ("" if sums else " or none")
             raise DTError("merge names labels of the result, or labels of one sum", found=", ".join(labels), allowed=allowed, at=p.pos)
         every = [x for parts in program.schedule.merged(p.func).values() for x in parts]
@@ -50,7 +50,6 @@ def declare_merged_labels(program: Program) -> Program:
             continue
         if name in algorithm.names:
             raise DTError("merge gives the labels a new name", found=f"{name!r}, which is taken", allowed="a name of its own", at=p.pos)
-        of_sum = labels[0] in summed
         algorithm = replace(
             algorithm,
             formulas=(*algorithm.formulas, (name, extent)),

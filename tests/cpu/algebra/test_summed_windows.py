@@ -37,3 +37,11 @@ def test_windows_at_steps_are_summed_as_they_are_read():
     """They may leave places out."""
     made = prepare_algorithm(parse(TEXT.format(p=0).replace("u + s - 0", "3 * u + s")).algorithm, ("f",))
     assert str(made["f_operand"]) == "f_operand[b, u, c, q, s] = rsum(X[b, c, t + q, 3 * u + s], t);"
+
+
+def test_places_that_data_picks_are_read_as_they_are():
+    """The input's own check of the index stays, and only what is picked is summed."""
+    text = """Func y, f; In X, W, i; Var o, t, x; RVar c, r; Extent x = i[0];
+    y[o, t, x] = rdot(X[c, t, i[x] + r], W[o, c, r], c, r); f[o, x] = rsum(y[o, t, x], t);"""
+    made = prepare_algorithm(parse(text).algorithm, ("f",))
+    assert str(made["f_operand"]) == "f_operand[x, c, r] = rsum(X[c, t, i[x] + r], t);"

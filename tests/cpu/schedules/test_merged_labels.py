@@ -10,6 +10,8 @@ from small_programs import random
 from window_forms import FORMS
 
 import dtkernels
+from dtkernels.codegen.lower.merged_labels import declare_merged_labels
+from dtkernels.lang import parse
 from dtkernels.runtime.build.source_cache import load_module
 
 CONV = FORMS["conv2d"].text
@@ -139,3 +141,10 @@ REFUSED = {
 def test_what_is_refused(more):
     with pytest.raises(dtkernels.DTError, match=REFUSED[more]):
         dtkernels.compile(CONV + TILED + more)
+
+
+def test_labels_of_the_result_that_a_fused_sum_goes_over_are_of_the_result():
+    text = "Func t, f; In A; Var b, y, x; t[b] = rsum(A[b, y, x], y, x); f[b, y, x] = A[b, y, x] - t[b]; "
+    text += "t.fuse_at(f, b); f.merge(p, y, x); f.block(b:1, p:16); f.tensorize(b:1, p:16);"
+    declared = declare_merged_labels(parse(text)).algorithm
+    assert "p" in declared.vars and "p" not in declared.rvars

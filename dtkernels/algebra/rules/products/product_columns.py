@@ -86,8 +86,10 @@ class _OperandSums:
             for d, i in enumerate(side.index):
                 own = ex.free_labels(i)
                 elsewhere = set(over).union(*(ex.free_labels(other) for n, other in enumerate(side.index) if n != d))
-                steps = [abs(by) for atom, by in linear_form(i).items() if atom is not None]
-                if len(own) > 1 and not own & elsewhere and set(steps) == {1}:  # windows at steps may leave places out
+                form = linear_form(i)
+                labels = all(isinstance(atom, (ex.Label, ex.Len)) for atom in form if atom is not None)
+                dense = all(abs(by) == 1 for atom, by in form.items() if isinstance(atom, ex.Label))
+                if len(own) > 1 and not own & elsewhere and labels and dense:  # windows at steps, or where data says, may leave places out
                     if (side.tensor, d) not in self.places:
                         self.places[side.tensor, d] = fresh_name(f"{side.tensor}_{d}", self.taken)
                     label = self.places[side.tensor, d]
