@@ -93,8 +93,8 @@ def operands_only(algorithm: Algorithm) -> frozenset[str]:
         plain = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr) if id(a) not in operands}
         plain |= {d.name for d in algorithm.definitions if isinstance(d.expr, ex.Cast) and d.name not in algorithm.operands}
         more = frozenset(side.tensor for side in sides if side.tensor in algorithm) - plain
-        if more == found:
-            return found
+        if copies.keys().isdisjoint(more - found):
+            return more
         found = more
 
 

@@ -67,7 +67,8 @@ def _stage(program: Program, p: Primitive, tensor: str, along: str, known: dict[
             return _aligned(program, p, tensor)
         algorithm, own, last = _labels_of_func(program, p, tensor, along, margins)
     else:
-        algorithm, own, last = _own_labels(algorithm, p, tensor, along, margins)
+        algorithm, own = _own_labels(algorithm, p, tensor, along, margins)
+        last = along
     order = tuple(sorted(range(len(own)), key=lambda d: own[d] == last))  # stable: the label asked for comes last
     shift = _read_as_shift(tensor, algorithm, members) if not along else None
     name, made = _copy_of(tensor, shift is not None, along, program, known)
@@ -96,8 +97,8 @@ def _stage(program: Program, p: Primitive, tensor: str, along: str, known: dict[
     return replace(program, algorithm=algorithm, schedule=new)
 
 
-def _own_labels(algorithm: Algorithm, p: Primitive, tensor: str, along: str, margins: dict[int, Margin]) -> tuple[Algorithm, tuple[str, ...], str]:
-    """Return the labels of a copy's dimensions and that of its rows. A dimension that arithmetic indexes gets a label of its own if other rows are asked for."""
+def _own_labels(algorithm: Algorithm, p: Primitive, tensor: str, along: str, margins: dict[int, Margin]) -> tuple[Algorithm, tuple[str, ...]]:
+    """Return the labels of a copy's dimensions, those of the input; a dimension that arithmetic indexes gets one of its own if other rows are asked for."""
     numbers = [t for t in algorithm.inputs if t not in algorithm.integer_inputs()]  # a copy can hold these
     if tensor not in numbers:
         raise DTError("stage names an input of numbers", found=f"{tensor}, whose elements stand in an index", allowed=", ".join(numbers) or "none", at=p.pos)
@@ -116,11 +117,11 @@ def _own_labels(algorithm: Algorithm, p: Primitive, tensor: str, along: str, mar
     if along and along not in labels:
         allowed = ", ".join(str(x) for x in labels if not str(x).startswith(f"{tensor}_"))
         raise DTError(f"the rows of a copy of {tensor} lie along a label that indexes it by itself", found=along, allowed=allowed or "none", at=p.pos)
-    return algorithm, tuple(str(label) for label in labels), along
+    return algorithm, tuple(str(label) for label in labels)
 
 
 def _labels_of_func(program: Program, p: Primitive, func: str, along: str, margins: dict[int, Margin]) -> tuple[Algorithm, tuple[str, ...], str]:
-    """Return the same for a Func, whose dimensions have labels of their own: ``along`` is one by which the kernel of ``p`` reads it."""
+    """Return the same for a Func, and which label lies along its rows: dimensions have labels of their own, ``along`` is one by which the kernel of ``p`` reads it."""
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
     own = algorithm[func].labels
     for d in margins:
