@@ -20,8 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from common.cli_types import Parser  # noqa: E402
+from common.timing import gpu_time  # noqa: E402
 
-ROUNDS, CORES = 8, 132
+CORES = 132
 COLUMNS = 128  #: of a tile
 #: pixels, elements between rows, rows of a tile, warps
 CASES = (
@@ -56,20 +57,6 @@ def channels_last(ptr, x, BO: tl.constexpr, BN: tl.constexpr):
     tl.store(ptr + i[:, None] * BO + o[None, :], v.to(ptr.dtype.element_ty))
 
 
-def timed(fn) -> float:
-    """Return microseconds of a call, of ROUNDS after two."""
-    for _ in range(2):
-        fn()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(ROUNDS):
-        fn()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / ROUNDS * 1e3
-
-
 def main() -> int:
     Parser("lane_order", __doc__).parse_args()
     if not torch.cuda.is_available():
@@ -81,15 +68,15 @@ def main() -> int:
             images = 2**29 // (64 * 16700) * 64 // rows if 5000 < P < 10**6 else 2**29 // (rows * 4300) if P < 10**6 else 500
             n = images * P // COLUMNS
             for policy in ("", ".cs") if P == 16641 and rows == 64 else ("",):
-                t = timed(lambda: by_remainders[(n,)](p, 1.0, P, so, so * rows, rows, COLUMNS, policy, num_warps=warps))  # noqa: B023
+                t = gpu_time(lambda: by_remainders[(n,)](p, 1.0, P, so, so * rows, rows, COLUMNS, policy, num_warps=warps))  # noqa: B023
                 rate, each = n * COLUMNS * rows * p.element_size() / t / 1e3, t * 1e3 * CORES / (n * rows * COLUMNS / 32)
                 print(f"{dtype!s:15} P {P} stride {so} rows {rows} {policy} {t:9.1f} us  {rate:8.1f} GB/s  per warp store {each:.2f} ns", flush=True)
         for P, so in ((16641, 16641), (16641, 16648), (16641, 16672)):
             images = 2**29 // (64 * 16700)
-            t = timed(lambda: within_images[(images * triton.cdiv(P, COLUMNS),)](p, 1.0, P, so, so * 64, 64, COLUMNS, num_warps=4))  # noqa: B023
+            t = gpu_time(lambda: within_images[(images * triton.cdiv(P, COLUMNS),)](p, 1.0, P, so, so * 64, 64, COLUMNS, num_warps=4))  # noqa: B023
             print(f"{dtype!s:15} within one b: P {P} stride {so} rows 64 {t:9.1f} us  {images * P * 64 * p.element_size() / t / 1e3:8.1f} GB/s", flush=True)
         n = 2**29 // (64 * COLUMNS)
-        t = timed(lambda: channels_last[(n,)](p, 1.0, 64, COLUMNS, num_warps=4))  # noqa: B023
+        t = gpu_time(lambda: channels_last[(n,)](p, 1.0, 64, COLUMNS, num_warps=4))  # noqa: B023
         print(f"{dtype!s:15} channels last {t:9.1f} us  {n * COLUMNS * 64 * p.element_size() / t / 1e3:8.1f} GB/s", flush=True)
     return 0
 
