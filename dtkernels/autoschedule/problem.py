@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from ..lang.schedule_checks import reduction_labels
 from .cost.kernel_config import KernelConfig, Sizes
 from .cost.outline import Known
 
+TF32_SINCE = 80  #: compute capability of the first matrix units for TF32
 Way = tuple[tuple[Primitive, ...], dict[str, KernelConfig]]  #: statements that fuse, and the choices for each kernel
 WHOLE_SIDE = 256  #: widest output side of a chained product held in one tile
 WHOLE_CHAIN = 128  #: widest intermediate of a chained product held in one tile
@@ -53,6 +55,12 @@ class SchedulingProblem:
     def known(self) -> Known:
         """What the cost model needs of the algorithm."""
         return Known.of(self.algorithm, self.outputs)
+
+    @property
+    def triples_float32(self) -> bool:
+        """Whether products are of float32, and the default schedule may compute each as three in TF32: the GPU has it, and DTKERNELS_FP32_PRODUCTS is not ``ieee``."""
+        tf32 = self.target.backend == "cuda" and int(self.target.arch) >= TF32_SINCE
+        return self.itemsize == 4 and tf32 and os.environ.get("DTKERNELS_FP32_PRODUCTS", "") != "ieee"
 
     @cached_property
     def narrow(self) -> frozenset[str]:

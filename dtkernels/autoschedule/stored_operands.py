@@ -15,7 +15,6 @@ from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
 from ..lang.algorithm import operand_names, paired_sides
 from ..lang.schedule_checks import reduction_labels
-from .float32_products import tripled_float32
 from .memory_limit import SHORTEST, memory_limit
 from .problem import WHOLE_SIDE, SchedulingProblem
 from .recomputation import goes_over_windows
@@ -83,7 +82,7 @@ def _is_turned(shape: SchedulingProblem, operand: ex.Expr) -> bool:
 
 def _is_crossed(shape: SchedulingProblem, operand: ex.Expr) -> bool:
     """Return whether three products in TF32 would turn a float32 operand round in the loop, on GPUs whose matrix units read operands from shared memory."""
-    return shape.itemsize == 4 and tripled_float32(shape.target) and int(shape.target.arch) >= FROM_SHARED and _is_turned(shape, operand)
+    return shape.triples_float32 and int(shape.target.arch) >= FROM_SHARED and _is_turned(shape, operand)
 
 
 def _products(shape: SchedulingProblem, operand: ex.Expr) -> list[ex.Dot]:

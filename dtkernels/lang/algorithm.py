@@ -229,7 +229,11 @@ class Algorithm:
 
     def extent_formulas(self, label: str) -> tuple[Expr, ...]:
         """Return the formulas for the extent of ``label`` in terms of sizes of inputs and numbers."""
-        return tuple(expanded(formula, self._extent_expr) for _, formula in self.formulas_of(label))
+        return tuple(self.in_sizes(formula) for _, formula in self.formulas_of(label))
+
+    def in_sizes(self, formula: Expr) -> Expr:
+        """Return a formula with the extents of labels in terms of sizes of inputs and numbers."""
+        return expanded(formula, self._extent_expr)
 
     def plain_extent(self, label: str) -> Expr | None:
         """Return the extent of ``label`` without formulas, ``A[1]`` or a number; None if there is none."""

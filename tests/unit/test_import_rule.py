@@ -19,11 +19,12 @@ ROOMS = ["lang", "algebra", "codegen", "autoschedule", "runtime", "frontend", "o
 DATA = ["specs", "schedule_tables"]
 #: folders and modules inside a room, each importing only from itself and those before it
 SUBROOMS = {
-    "dtkernels.algebra": ["smart_constructors", "index_inversion", "operand_types", "rules", "top_k", "autodiff", "batch", "pipeline"],
+    "dtkernels.algebra": ["smart_constructors", "index_inversion", "operand_types", "rearrangement", "rules", "top_k", "autodiff", "batch", "pipeline"],
     "dtkernels.codegen": ["powers_of_two", "held_terms", "ir", "target", "prelower", "lower", "transforms", "analysis", "pipeline", "pipeline_text", "emit"],
     "dtkernels.autoschedule": [
-        "cost", "problem", "float32_products", "rules", "recomputation", "output_fusion", "summed_products",
-        "memory_limit", "stored_operands", "accumulated_outputs", "added_terms", "fit_resources", "stored_elements", "kept_sums", "default_schedule",
+        "cost", "problem", "rules", "recomputation", "output_fusion", "summed_products",
+        "memory_limit", "stored_operands", "accumulated_outputs", "added_terms", "fit_resources", "stored_elements", "kept_sums", "fusion", "rearranged_outputs",
+        "default_schedule",
     ],
     "dtkernels.runtime": [
         "bounded_cache", "folders", "log", "path_counters", "torch_support", "signature", "reference", "tables", "select", "launch", "build", "dispatch", "bind",

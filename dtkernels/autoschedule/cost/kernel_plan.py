@@ -35,7 +35,7 @@ class KernelPlan:
         own = known.funcs.get(config.func) or known.outline.funcs[-1]
         self.blocks, self.tiles = dict(config.blocks), config.all_of("tiles")
         self.members: list[tuple[FuncOutline, str]] = [(own, "")]
-        self.members += [(known.funcs[f], loop) for f, loop in config.members if f in known.funcs]
+        self.members += [(_in_places_of(known.funcs[f], own), loop) for f, loop in config.members if f in known.funcs]
         self.root = own
         self.split = self._split_labels(config)
         for func, _ in self.members:  # what is fused elsewhere and not written is computed here once more
@@ -57,7 +57,9 @@ class KernelPlan:
         self.rescaled = self._rescaled()
         self.arithmetic = [(*a, len(self.passes[f.name]), paired_terms(f)) for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
         self.accesses = self._accesses()
-        self.writes = [f for f, _ in self.members if f is own or f.name in config.written or f.name in known.outputs]
+        instead = {f.name for f, _ in self.members if known.funcs.get(f.name, f) is not f}
+        unread = instead and own.name not in known.outputs and all(f.name in instead for f in known.funcs.values() if any(r.tensor == own.name for r in f.reads))
+        self.writes = [f for f, _ in self.members if f is own and not unread or f.name in config.written or f.name in known.outputs]
         self.scattered = self._scattered(self.blocks)
         self.apart = self._split_apart()
         compared = frozenset(x for f, _ in self.members for x in f.bounded)
@@ -236,6 +238,12 @@ def _nests(func: FuncOutline) -> tuple[tuple[str, ...], ...]:
     found = tuple(dict.fromkeys(p.reduced for p in func.products))
     apart = len(found) > 1 and {x for nest in found for x in nest} == {*func.reduced} and sum(map(len, found)) == len(func.reduced)
     return found if apart else (func.reduced,)
+
+
+def _in_places_of(func: FuncOutline, root: FuncOutline) -> FuncOutline:
+    """Return an output that holds the elements of the kernel's own Func in other places as what goes along with that Func: it reads nothing more."""
+    moved = [r.tensor for r in func.reads] == [root.name] and not func.reduced and not {*func.labels} <= {*root.labels}
+    return func._replace(labels=root.labels, reads=()) if moved else func
 
 
 @lru_cache(maxsize=4096)

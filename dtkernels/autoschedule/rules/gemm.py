@@ -14,7 +14,6 @@ from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig, Sizes, combined
 from ..cost.outline import SECTOR
-from ..float32_products import tripled_float32
 from ..problem import SchedulingProblem
 from . import gemm_candidates
 from .gemm_candidates import GemmTile
@@ -94,7 +93,7 @@ class _Product:
         plain = all(tiles_read(self.shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
         if plain and not self._slides() and not self._picks_terms():
             yield from self._candidates()
-            if self.shape.itemsize == 4 and tripled_float32(self.shape.target):
+            if self.shape.triples_float32:
                 yield from self._tripled()
 
     @cached_property

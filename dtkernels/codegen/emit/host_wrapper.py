@@ -262,12 +262,16 @@ class Wrapper:
             *(label for w in kernel.writes for label in self._shape(kernel, w)),
             *self.texts[kernel.name].labels,
             *(label for k in (kernel, *kernel.tail) if k.name in self.described for label in self.described[k.name].labels),
-            *(g.label for k in (kernel, *kernel.tail) for g in k.grid if g.label in self.merged or self._only_adds(kernel)),  # in blocks of 1 it is no argument
+            *(g.label for k in (kernel, *kernel.tail) for g in k.grid if g.label in self.merged or not self._stores_own_places(kernel)),  # in blocks of 1 it is no argument
         ]
 
     def _only_adds(self, kernel: Kernel) -> bool:
         """Return whether a kernel stores no result of its own, and adds to sums that another one has cleared."""
         return kernel.writes[0] in self.accumulated and bool({*kernel.reads} - {*kernel.writes})
+
+    def _stores_own_places(self, kernel: Kernel) -> bool:
+        """Return whether the sizes of what a kernel writes are those of its grid."""
+        return not self._only_adds(kernel) and (kernel.func in kernel.writes or any(w.name in kernel.writes for w in kernel.workspaces))
 
     def _shape(self, kernel: Kernel, buffer: str) -> tuple[str, ...]:
         """Return labels of a buffer that a kernel writes; a workspace has its parts before them."""

@@ -121,7 +121,8 @@ class Store(Statement):
     """Write a tile. ``onto``: what the buffer holds before, where that counts.
 
     A "sum" is added to, by several programs. To an "ordered sum" one program adds, in the order of its statements. Of "zeros" each
-    element is written once, and 0 need not be. Of other "elements" those outside the index stay, as of an input that is written.
+    element is written once, and 0 need not be. Of other "elements" those outside the index stay, as of an input that is written. "elsewhere":
+    the index is not that of the value, and may lie outside.
     """
 
     buffer: str

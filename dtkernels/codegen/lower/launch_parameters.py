@@ -33,7 +33,7 @@ def _reads_and_scalars(kernel: Kernel) -> tuple[frozenset[str], frozenset[str]]:
     values = [s.value for s in statements(kernel.body) if isinstance(s, (Let, Assign, Store))]
     nodes = [n for v in values for n in v.walk()]
     indices = [n for s in statements(kernel.body) if isinstance(s, Store) for i in s.index for n in i.walk()]
-    reads = frozenset(n.buffer for n in nodes if isinstance(n, Load)) | frozenset(s.buffer for s in statements(kernel.body) if isinstance(s, Store) and s.onto)
+    reads = frozenset(n.buffer for n in nodes if isinstance(n, Load)) | frozenset(s.buffer for s in statements(kernel.body) if isinstance(s, Store) and s.onto not in ("", "elsewhere"))
     return reads, frozenset(n.name for n in nodes + indices if isinstance(n, nest.Scalar))
 
 

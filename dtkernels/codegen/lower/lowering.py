@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...algebra.operand_types import OperandTypes
+from ...algebra.rearrangement import rearrangement
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
@@ -68,6 +69,10 @@ class _Lowering:
         written = tuple(dict.fromkeys((*program.outputs(), *stored_funcs(program))))
         self.elsewhere = frozenset(o for o in stored_funcs(program) if host(o, self.fused) != root)  #: fused into another kernel, read from memory here
         self.outputs = tuple(o for o in written if o == root or (o in self.fused and host(o, self.fused) == root))
+        moved = ((o, rearrangement(self.algorithm[o], self.algorithm)) for o in self.outputs if o != root)
+        self.rearranged = {o: r.places for o, r in moved if r and r.source == root and r.interleaves}  #: outputs that are the root in other places
+        readers = {d.name for d in self.algorithm.definitions if any(a.tensor == root for a in ex.accesses(d.expr))}
+        self.stores_root = root in written or not self.rearranged or not readers <= self.rearranged.keys()
         self.stored: list[str] = []
         self.tiled: dict[str, dict[str, int]] = {}  #: label -> Func whose schedule sets the tile -> tile
         self.blocks = self.schedule.sizes(root, "block")
@@ -96,7 +101,7 @@ class _Lowering:
                           allowed="fuse_at a loop inside which its labels are bound", at=self.schedule.of(min(missing), "fuse_at")[0].pos)  # fmt: skip
         body = additions(tuple(self.top.body), self.added, self.algorithm)
         self.options.check(body, self._touched(body))
-        writes = tuple(dict.fromkeys((self.root, *self.stored)))
+        writes = tuple(dict.fromkeys((*((self.root,) if self.stores_root else ()), *self.stored)))
         return Kernel(self.root, self.root, (), writes, (), (), (), body, **self.options.launch_fields())
 
     def _touched(self, body: tuple[Statement, ...]) -> frozenset[str]:
@@ -142,7 +147,8 @@ class _Lowering:
             if any(self.root in self.algorithm.needed_by((o,)) for o in self.outputs if o != self.root):
                 value = self.let(self.root, value, scope, str(definition), tuple(i.axis for i in env.values() if isinstance(i, Position)))
                 scope.record((self.root, tuple(env[label] for label in definition.labels)), value)
-            self._store(definition, env, value, scope)
+            if self.stores_root:
+                self._store(definition, env, value, scope)
             self._other_outputs(env, scope)
             return
         axis, within = self._output_axis(labels[0], scope)
@@ -167,6 +173,8 @@ class _Lowering:
         for d in self.algorithm.definitions:
             if d.name in self.added:
                 add_in_memory(self, d, env, scope)
+            elif d.name in self.rearranged:
+                self._store_rearranged(d, env, scope)
             elif d.name in self.outputs and d.name not in self.stored and (index := self.bound_index(d, env)) is not None:
                 self.realize(d.name, index, scope)
 
@@ -205,6 +213,14 @@ class _Lowering:
             index, onto = self._written_index(definition.expr, env, scope), "elements"
         scope.body.append(Store(definition.name, index, value, axes, str(definition), onto))
         self.stored.append(definition.name)
+
+    def _store_rearranged(self, d: Definition, env: dict[str, Tile], scope: Scope) -> None:
+        """Store the value of the root where ``d`` holds it."""
+        value = self._root_value(tuple(env[label] for label in self.algorithm[self.root].labels), scope)
+        index = tuple(self.index_of(self.rearranged[d.name][label], env, scope) for label in d.labels)
+        axes = tuple(a for a in memory_order(index) if not a.scalar)
+        scope.body.append(Store(d.name, index, value, axes, str(d), "elsewhere"))
+        self.stored.append(d.name)
 
     def _written_index(self, write: ex.Write, env: dict[str, Tile], scope: Scope) -> tuple[Tile, ...]:
         """Return the index of the element that a write changes: -1, which no store reaches, where its condition does not hold."""

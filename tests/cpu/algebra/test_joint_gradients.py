@@ -10,7 +10,8 @@ import dtkernels
 from dtkernels.algebra.autodiff import rematerialization
 from dtkernels.algebra.autodiff.rematerialization import JOINT
 from dtkernels.autoschedule import summed_products
-from dtkernels.autoschedule.default_schedule import _Fusion, default_schedule
+from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.autoschedule.fusion import Fusion
 from dtkernels.autoschedule.rules import gemm_row_reduction
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.pipeline import lower
@@ -76,7 +77,7 @@ def narrow(monkeypatch):
     """Rows of 16 elements count as too long to hold, and sums of 16 terms as worth a kernel of their own; the usual way to fuse is taken."""
     for module, name in ((summed_products, "LONG"), (summed_products, "WHOLE_SIDE"), (gemm_row_reduction, "WHOLE_SIDE")):
         monkeypatch.setattr(module, name, 16)
-    monkeypatch.setattr(_Fusion, "by_time", lambda self, ways: ways)  # small sizes have no use for it
+    monkeypatch.setattr(Fusion, "by_time", lambda self, ways: ways)  # small sizes have no use for it
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -110,7 +111,7 @@ def test_a_number_whose_rows_are_reduced_where_their_product_is_made(name, narro
         ways.extend(sorted(found, key=lambda way: not any(p.func.startswith("z") and p.args[0] in ("s", "out_log") for p in way[0] if p.name == "fuse_at")))
         return ways[-len(found) :]
 
-    monkeypatch.setattr(_Fusion, "by_time", beside_first)
+    monkeypatch.setattr(Fusion, "by_time", beside_first)
     (h, w, _), t = inputs(torch.float32)
     with torch.no_grad():
         got = operator(name)(H=h, W=w, t=t)

@@ -1,6 +1,7 @@
 """Transposed convolutions phase by phase: the rule against torch for many strides, dilations, offsets and numbers of taps."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -8,8 +9,11 @@ import torch.nn.functional as F
 
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
+from dtkernels.algebra.rearrangement import rearrangement
+from dtkernels.codegen.pipeline import lower
 from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
+from dtkernels.lang.errors import DTError
 from dtkernels.lang.spec import Spec
 from dtkernels.runtime.bind.operator import Operator
 from dtkernels.runtime.reference.evaluator import evaluate, extents
@@ -100,6 +104,88 @@ def test_the_gradient_of_a_mean_over_windows_reads_one_element_for_each():
 def test_what_is_no_transposed_convolution_stays(text):
     algorithm = parse("Func f; In A, W, B; Var b, o, x; RVar c, r; Extent x = B[0];" + text).algorithm
     assert prepare_algorithm(algorithm, ("f",)).funcs == ("f",)
+
+
+FOLLOWED = (
+    "Func y, {funcs}; In A, W, B{inputs}; Var b, o, x; RVar c, r; Extent x = {s} * (A[2] - 1) + {d} * (W[2] - 1) + 1 - 2 * {p} + {more};"
+    "y[b, o, x] = rdot(where((x + {p} - {d} * r) % {s} == 0, A[b, c, (x + {p} - {d} * r) / {s}], 0), W[c, o, r], c, r) + B[o];"
+)
+FOLLOWING = {  # what follows, its outputs, and whether it is computed by phase
+    "elementwise": ("low[b, o, x] = maximum(y[b, o, x], 0.1); f[b, o, x] = low[b, o, x] * low[b, o, x] + y[b, o, x];", ("f",), True),
+    "rows of channels": ("low[b, x] = rmax(y[b, o, x], o); f[b, o, x] = y[b, o, x] - low[b, x];", ("f",), True),
+    "reduced channels": ("low[b, x] = rmin(y[b, o, x], o); f[b] = rsum(low[b, x], x);", ("f",), True),
+    "two results": ("f[b, o, x] = y[b, o, x] * 2; g[b, x] = rmax(y[b, o, x], o);", ("f", "g"), True),
+    "a result that others read": ("f[b, o, x] = y[b, o, x] * 2; g[b, o] = rsum(f[b, o, x], x);", ("f", "g"), False),
+    "another input": ("f[b, o, x] = y[b, o, x] * R[x];", ("f",), False),
+    "sums along the result": ("low[b, o] = rsum(y[b, o, x], x) / len(x); f[b, o, x] = y[b, o, x] - low[b, o];", ("f",), False),
+    "neighbours": ("f[b, o, x] = y[b, o, x] + where(x >= 1, y[b, o, x - 1], 0);", ("f",), False),
+    "its own place": ("f[b, o, x] = y[b, o, x] * x;", ("f",), False),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_what_follows_is_computed_by_phase_where_all_of_it_can_be(name):
+    after, outputs, by_phase = FOLLOWING[name]
+    for s, d, p, more in ((2, 1, 1, 0), (3, 1, 0, 2), (3, 2, 1, 1), (4, 1, 1, 3), (5, 3, 2, 0)):
+        funcs = ", ".join(dict.fromkeys(re.findall(r"(?:^|; )(\w+)\[", after)))
+        algorithm = parse(FOLLOWED.format(s=s, d=d, p=p, more=more, funcs=funcs, inputs=", R" if "R[" in after else "") + after).algorithm
+        prepared = prepare_algorithm(algorithm, outputs)
+        assert any(rearrangement(prepared[f], prepared) for f in prepared.funcs) == by_phase, str(prepared)
+        tensors = {"A": torch.randn(2, 3, 7), "W": torch.randn(3, 4, 4), "B": torch.randn(4), "R": torch.randn(s * 6 + d * 3 + 1 - 2 * p + more)}
+        tensors = {n: t.double() for n, t in tensors.items() if n in algorithm.inputs}
+        for got, expected in zip(*(evaluate(a, tensors, {}, outputs) for a in (prepared, algorithm)), strict=True):
+            torch.testing.assert_close(got.double(), expected.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_condition_that_is_no_remainder_keeps_the_phases_where_they_are_read():
+    text = "Func f; In A, W, B; Var b, o, y, x; RVar c, r, s; Extent y = 2 * (A[2] - 1) + 2 * (W[2] - 1) + 1; Extent x = 2 * (A[3] - 1) + W[3];" + (
+        "f[b, o, y, x] = rdot(where((y - 2 * r) % 2 == 0 and (x - s) % 2 == 0, A[b, c, (y - 2 * r) / 2, (x - s) / 2], 0), W[c, o, r, s], c, r, s) + B[o];"
+    )
+    assert prepare_algorithm(parse(text).algorithm, ("f",)).funcs == ("f_phases", "f")  # rows of odd y are 0: no phase has them
+
+
+INTERLEAVED = (
+    "Func g, f; In A, W; Var b, o, p, x, k; RVar c, r; Extent p = 2; Extent r = 2; Extent x = 2 * A[2] - 1; Extent k = {steps};"
+    "g[p, b, o, k] = rdot(where(p + 2 * r < 4, A[b, c, k - r], 0), W[p + 2 * r, c, o], c, r); f[b, o, x] = g[(x + 1) % 2, b, o, (x + 1) / 2]; {schedule} f.compile();"
+)
+STEPS = {"len(x) / 2 + 1": True, "(len(x) + 2) / 2": True, "(len(x) + 1) / 2": False, "len(x) / 2 + 2": False, "A[2]": False}
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_a_result_is_stored_elsewhere_only_if_each_of_its_elements_is_made_there(steps):
+    algorithm = parse(INTERLEAVED.format(steps=steps, schedule="")).algorithm
+    found = rearrangement(algorithm["f"], algorithm)
+    assert (found is not None) == STEPS[steps]
+    if found:
+        assert {x: str(e) for x, e in found.places.items()} == {"b": "b", "o": "o", "x": "2 * k + p - 1"} and found.interleaves
+    else:
+        with pytest.raises(DTError, match="an output is computed over all its labels: found f is not, where it is fused"):
+            lower(parse(INTERLEAVED.format(steps=steps, schedule="f.fuse_at(g, k);")))
+
+
+SCHEDULES = (
+    "g.block(p:1, b:1, o:16, k:16); g.tensorize(p:1, b:1, o:16, k:16, c:16, r:1);",
+    "g.block(p:2, b:1, o:16, k:32); g.tensorize(p:1, b:1, o:16, k:16, c:16, r:1); g.map(b, o, k, p);",
+    "g.block(p:1, b:1, o:16, k:16); g.tensorize(p:1, b:1, o:16, k:16, c:16, r:1); g.split(c:2);",
+    "g.block(p:1, b:1, o:16, k:16); g.tensorize(p:1, b:1, o:16, k:16, c:16, r:1); g.stage(A:c); g.specialize(r); g.persistent();",
+    "g.merge(m, b, k); g.block(p:1, o:16, m:16); g.tensorize(p:1, o:16, m:16, c:16, r:1);",
+    "g.merge(m, p, o); g.block(b:1, k:16, m:16); g.tensorize(b:1, k:16, m:16, c:16, r:1);",
+    "g.merge(m, p, k); g.block(b:1, o:16, m:16); g.tensorize(b:1, o:16, m:16, c:16, r:1);",
+    "g.reorder(k, o); g.tensorize(c:16);",
+)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_kernel_of_the_phases_stores_the_result_alone(schedule):
+    torch.manual_seed(0)
+    A, W = torch.randn(2, 33, 21), torch.randn(4, 33, 18)
+    program = parse(INTERLEAVED.format(steps="len(x) / 2 + 1", schedule="f.fuse_at(g, k);" + schedule))
+    kernels = lower(program)
+    assert kernels[-1].writes == ("f",) and not any("g" in k.writes for k in kernels)
+    got = Operator(Spec("interleaved", "Phases.", program))(A, W)
+    expected = F.conv_transpose1d(A.double(), W.permute(1, 2, 0).double(), stride=2)[..., 1:42]
+    assert torch.allclose(got.double(), expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.kernels

@@ -14,6 +14,7 @@ from dtkernels.algebra import pipeline
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.batch import add_batch
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
+from dtkernels.algebra.rearrangement import number_of_steps
 from dtkernels.algebra.rules.canonicalize import (
     conditions_to_numbers,
     drop_detach,
@@ -36,6 +37,7 @@ from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors, hoi
 from dtkernels.algebra.rules.indices.inverted_windows import invert_windows
 from dtkernels.algebra.rules.indices.phases import separate_phases
 from dtkernels.algebra.rules.indices.remainders import pick_remainders
+from dtkernels.algebra.rules.indices.results_by_phase import compute_results_by_phase
 from dtkernels.algebra.rules.indices.shared_groups import share_groups
 from dtkernels.algebra.rules.indices.strided_sums import sum_over_elements
 from dtkernels.algebra.rules.label_unification import unify_labels
@@ -84,6 +86,11 @@ def with_unit_label(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, extents=(("u", "", 1),)).with_definitions(algorithm.definitions[:-1])
 
 
+def with_phases(algorithm: Algorithm) -> Algorithm:
+    """With two phases of x."""
+    return replace(algorithm, extents=(("x_phase", "", 2),), formulas=(("x_step", number_of_steps("x", 0, 2)),))
+
+
 def outputs(algorithm: Algorithm) -> tuple[str, ...]:
     return tuple(d.name for d in algorithm.definitions[-2:])
 
@@ -130,6 +137,7 @@ RULES = {
     "invert_windows": (invert_windows, lambda a: invert_windows(a, outputs(a))),
     "sum_over_elements": (sum_over_elements, lambda a: sum_over_elements(a)),
     "separate_phases": (separate_phases, lambda a: separate_phases(a)),
+    "compute_results_by_phase": (compute_results_by_phase, lambda a: compute_results_by_phase(with_phases(a), outputs(a))),
     "hoist_row_factors": (hoist_row_factors, lambda a: hoist_row_factors(a, outputs(a))),
     "nest_contractions": (nest_contractions, lambda a: nest_contractions(a)),
     "sums_to_float32_products": (sums_to_float32_products, lambda a: sums_to_float32_products(a)),

@@ -5,8 +5,9 @@ import pytest
 
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
-from dtkernels.autoschedule.default_schedule import KEPT, _fusion, default_schedule
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.autoschedule.fit_resources import element_bytes, first_too_large
+from dtkernels.autoschedule.fusion import KEPT, fusion
 from dtkernels.codegen.ir.nest import is_load, statements
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
@@ -155,9 +156,9 @@ def test_a_faster_way_to_fuse_is_not_taken_where_it_stores_much_more():
     """500 MB of logits, which the usual way never stores."""
     text = "Func u, f; In A, W; Var x; RVar y, k; u[x, y] = rdot(A[x, k], W[y, k], k); f[x] = log(rsum(exp(u[x, y]), y));"
     algorithm = prepare_algorithm(parse(text).algorithm, ("f",))
-    fusion = _fusion(algorithm, ("f",), {"x": 4096, "y": 32000, "k": 2048}, 2, target("h200"))
-    ways = list(fusion.ways())
-    assert max(map(fusion.keeps, ways)) > KEPT and all(fusion.keeps(w) <= KEPT for w in ways[: fusion.by_time(ways).index(ways[0])])
+    found = fusion(algorithm, ("f",), {"x": 4096, "y": 32000, "k": 2048}, 2, target("h200"))
+    ways = list(found.ways())
+    assert max(map(found.keeps, ways)) > KEPT and all(found.keeps(w) <= KEPT for w in ways[: found.by_time(ways).index(ways[0])])
 
 
 def test_gradients_that_share_a_sum_have_kernels_of_their_own_where_one_would_be_slower():

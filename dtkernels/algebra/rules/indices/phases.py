@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
 from ....lang.extents.linear_form import linear_form
+from ...rearrangement import number_of_steps
 from ...smart_constructors import ONE, ZERO, conjuncts_of, replaced
 from ..canonicalize import fresh_name
 
@@ -129,8 +130,7 @@ def _separated(algorithm: Algorithm, d: Definition, dot: ex.Dot, strides: list[_
     extents, formulas = list(algorithm.extents), list(algorithm.formulas)
     for s in strides:
         names.step[s.x] = fresh_name(f"{s.x}_step", taken)
-        before = _plus(ex.Len(s.x), s.offset % s.size - 1)
-        formulas.append((names.step[s.x], ex.Binary("+", ex.Binary("/", before, ex.Const(s.size)), ONE)))
+        formulas.append((names.step[s.x], number_of_steps(s.x, s.offset % s.size, s.size)))
         if s.cut:
             names.phase[s.x], names.step[s.r] = fresh_name(f"{s.x}_phase", taken), fresh_name(f"{s.r}_step", taken)
             extents.append((names.phase[s.x], "", s.size))

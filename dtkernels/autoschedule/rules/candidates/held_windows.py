@@ -38,7 +38,7 @@ def held_window_candidates(shape: SchedulingProblem, root: str, members: list[st
         return
     window = next(a for a in reads if slides_over(a))
     positions = [x for x in own if x != row and x in ex.free_labels(window)]
-    if not positions or any(x not in positions for x in own if x != row) or not {*positions} <= {*shape.algorithm[main].labels}:
+    if not positions or any(x not in positions and shape.sizes[x] > SHALLOW for x in own if x != row) or not {*positions} <= {*shape.algorithm[main].labels}:
         return
     columns = TileSide(shape, (row,), (row,))
     for position in tile_sides(shape, positions, dot, own[0]):

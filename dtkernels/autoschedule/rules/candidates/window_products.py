@@ -29,7 +29,6 @@ from ....lang import expr as ex
 from ....lang.extents.linear_form import linear_form
 from ....lang.schedule_checks import reduction_labels
 from ...cost.kernel_config import KernelConfig
-from ...float32_products import tripled_float32
 from ...problem import SchedulingProblem
 from .. import gemm_candidates
 from ..gemm_candidates import GemmTile
@@ -217,7 +216,7 @@ def _tiled(
     shape = replace(shape, sizes={**shape.sizes, **{side.name: side.size for side in (row, column, summed)}})
     inside = {x for side in (row, column, summed) if side.merged for x in side.labels}
     batch = math.prod(shape.sizes[x] for x in own if x not in (*row.labels, *column.labels))
-    cores, tripled = shape.target.multiprocessors, shape.itemsize == 4 and tripled_float32(shape.target)
+    cores, tripled = shape.target.multiprocessors, shape.triples_float32
     short = () if taps else tuple(x for x in labels if x != summed.name and x != summed.labels[0] and shape.sizes[x] <= SHALLOW)
     if summed.vectors:
         short = (*summed.labels, summed.name)

@@ -40,7 +40,7 @@ def is_noop(body: tuple[Statement, ...], assume: Callable[[Tile], Tile]) -> bool
 
     def unchanged(statements: tuple[Statement, ...]) -> bool:
         for s in statements:
-            if isinstance(s, Store) and not (s.onto not in ("", "elements") and _is_constant(value(s.value), 0)) or isinstance(s, Loop) and not unchanged(s.body):
+            if isinstance(s, Store) and not (s.onto not in ("", "elements", "elsewhere") and _is_constant(value(s.value), 0)) or isinstance(s, Loop) and not unchanged(s.body):
                 return False
             if isinstance(s, Accumulator):
                 inner.add(s.name)
