@@ -340,7 +340,7 @@ def nest_text(kernel: Kernel) -> str:
     return "\n".join(lines)
 
 
-_SIGNS = {"": ":=", "zeros": ":=", "elements": ":=", "sum": "+=", "ordered sum": "+="}
+_SIGNS = {"": ":=", "zeros": ":=", "elements": ":=", "elsewhere": ":=", "sum": "+=", "ordered sum": "+="}
 
 
 def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
 from dtkernels.algebra.rearrangement import rearrangement
+from dtkernels.codegen.ir.nest import nest_text
 from dtkernels.codegen.pipeline import lower
 from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
@@ -183,6 +184,7 @@ def test_the_kernel_of_the_phases_stores_the_result_alone(schedule):
     program = parse(INTERLEAVED.format(steps="len(x) / 2 + 1", schedule="f.fuse_at(g, k);" + schedule))
     kernels = lower(program)
     assert kernels[-1].writes == ("f",) and not any("g" in k.writes for k in kernels)
+    assert any(f":= g   # {program.algorithm['f']}" in nest_text(k) for k in kernels), "what show prints"
     got = Operator(Spec("interleaved", "Phases.", program))(A, W)
     expected = F.conv_transpose1d(A.double(), W.permute(1, 2, 0).double(), stride=2)[..., 1:42]
     assert torch.allclose(got.double(), expected, rtol=1e-5, atol=1e-4)
