@@ -22,7 +22,7 @@ _SHOW = """Print an op or a program at one stage. algorithm: what is computed; a
 changed it; schedule: how the work is cut; nest: the loops; triton: the emitted file; ptx: machine code (amdgcn for AMD).
 A .dt program has its own schedule; an op or a spec gets one for its shape and GPU."""
 _COMPILE = """Write a Python file that imports torch and triton only: kernels, and a wrapper named after each compiled Func.
-Ends with an error if the GPU's shared memory or registers do not suffice; where a tile is a whole extent, at the sizes of --shape. Triton
+Ends with an error if the GPU's shared memory or registers do not suffice. Tiles of a whole extent are checked at --shape. Triton
 launches the kernels of such a file; it loads 16 bytes at once only where 16 divides the length of rows."""
 _EXPLAIN = """Print the schedule that an op gets at a shape on a GPU, which need not be present: the row of the schedule table with its
 measured time, or why the default schedule is used; the next rows with theirs; and the launch of each kernel. DTKERNELS_TABLES names the tables.
@@ -32,8 +32,8 @@ before and after, builds the kernels, and writes a file to share: rows and measu
 _DOCTOR = """Check the installation, the schedule tables, the cache and every environment variable that is set (docs/configuration.md).
 Prints one line for each: OK, or WARN and what to do. Exit status 1 if something is unusable. A missing GPU or TRITON_INTERPRET only
 warns."""
-_SHAPE = f"""extents: the output's labels, then the other labels in order of declaration, each one of them; labels that share an
-extent count once. Default: {show.DEFAULT_EXTENT} along every label, or the spec's first shape"""
+_SHAPE = f"""extents: the output's labels, then the others in order of declaration. Give one number per label; labels with the same
+extent share one. Default: {show.DEFAULT_EXTENT} along every label, or the spec's first shape"""
 _SIZES = "the same by name, each label once: x=4096,y=8192"
 _DTYPE = f"of the inputs: {', '.join(show.DTYPES)}; bf16,slopes=fp32 where an input differs. Default: bf16"
 _VALUE = "a compile-time parameter (causal=true) or a scalar input; may be repeated"
@@ -245,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(run=_explain)
 
     one = commands.add_parser("tune", help="find faster schedules for this GPU", description=_TUNE)
-    one.add_argument("--minutes", type=_minutes, default=10.0, metavar="N", help="time for everything but the kernels' build; default: 10")
+    one.add_argument("--minutes", type=_minutes, default=10.0, metavar="N", help="search time; building the kernels comes on top; default: 10")
     one.add_argument("--ops", default="all", metavar="NAME,...", help="names and spec files; default: all of the package's")
     one.add_argument("more", nargs=argparse.REMAINDER, metavar="-- OPTIONS", help="further options of tools/tune.py, behind --")
     one.set_defaults(run=_tune)
@@ -257,10 +257,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _program_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select the program."""
-    parser.add_argument("what", metavar="OP_OR_FILE", help="an op, such as softmax; a .yaml spec; or a .dt program. A name that is none of these lists the ops")
+    parser.add_argument("what", metavar="OP_OR_FILE", help="an op, such as softmax; a .yaml spec; or a .dt program. Any other name prints the list of ops")
     _sizes(parser)
-    parser.add_argument("--backward", action="store_true", help="print the derived gradient instead, with the default schedule")
-    parser.add_argument("--wrt", default="", metavar="A,B", help="with respect to these inputs and scalars; default: every input")
+    parser.add_argument("--backward", action="store_true", help="the derived gradient instead")
+    parser.add_argument("--wrt", default="", metavar="A,B", help="with respect to these inputs and scalars; default: every input (explain: those that the table has rows for)")
     _gpu(parser)
     _param(parser)
 

@@ -169,7 +169,7 @@ def boolean_value(value: str) -> str:
 def number(value: str) -> str:
     """Describe a nonnegative integer. Raises Unusable."""
     if not (value.isascii() and value.isdigit()):
-        raise Unusable(f"{value!r} is no whole number")
+        raise Unusable(f"{value!r} is no whole number; calls that ask for it raise ValueError")
     return "a number"
 
 

@@ -10,7 +10,6 @@ cannot be made is said in the table. Numbers count modules; "2 of 4" are patched
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import inspect
 import json
@@ -21,6 +20,7 @@ from pathlib import Path
 
 sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)) if p not in sys.path]
 
+from common.cli_types import Parser  # noqa: E402
 from common.require_packages import needs  # noqa: E402
 
 PARTS = {
@@ -184,7 +184,7 @@ def _summary(found: dict[str, dict]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("coverage", __doc__)
     parser.add_argument("--types", help="model types, separated by commas; default: all")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     args = parser.parse_args(argv)

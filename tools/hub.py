@@ -7,15 +7,19 @@ alone, Triton where a kernel is compiled. Specs and tables are JSON. Tables and 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import re
 import shutil
+import sys
 from datetime import date
 from pathlib import Path
 
 import yaml
+
+sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)) if p not in sys.path]
+
+from common.cli_types import Parser  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("lang", "algebra", "codegen", "autoschedule", "runtime", "ops", "specs")
@@ -206,7 +210,7 @@ license: apache-2.0
 # dtkernels
 
 Fused kernels compiled from a few lines of mathematics, forward and backward: RMSNorm, gated MLP, rotary embedding, attention, softmax, cross
-entropy. Measured tables and stored kernels for {arch}; other GPUs compile with Triton at first use. On a CPU the layers compute by a torch
+entropy. {stored} with Triton at first use. On a CPU the layers compute by a torch
 reference, which is slow.
 
 ```python
@@ -218,14 +222,17 @@ dtkernels = get_kernel("{repo}", version={version})
 
 
 def main(given: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("hub", __doc__)
     parser.add_argument("--output", type=Path, required=True, help="the folder to write; it must be empty or absent")
     parser.add_argument("--repo", default="dtkernels/dtkernels", help="owner/name on the Hub")
     parser.add_argument("--arch", default="sm_90", help="architecture whose tables and kernels are inside; none for no tables")
     parser.add_argument("--tables", type=Path, default=ROOT / "schedule_tables")
     options = parser.parse_args(given)
-    if options.output.exists() and any(options.output.iterdir()):
-        parser.error(f"{options.output} is not empty")
+    if options.output.exists() and (not options.output.is_dir() or any(options.output.iterdir())):
+        parser.error(f"argument --output: {options.output} is {'not empty' if options.output.is_dir() else 'a file'}; allowed: an empty folder, or a new one")
+    known = sorted(p.name for p in options.tables.glob("sm_*") if p.is_dir())
+    if options.arch != "none" and options.arch not in known:
+        parser.error(f"argument --arch: {options.tables} has no kernels of {options.arch!r}; allowed: {', '.join([*known, 'none'])}")
     write(options.output, options.repo, options.arch, options.tables)
     print(f"{options.output}: {sum(p.stat().st_size for p in options.output.rglob('*') if p.is_file()) / 2**20:.1f} MiB")
     return 0
@@ -246,7 +253,7 @@ def write(output: Path, repo: str, arch: str, tables: Path) -> None:
     names = ", ".join(f'"{b}"' for b in BACKENDS)
     (output / "build.toml").write_text(BUILD_TOML.format(version=VERSION, repo=repo, backends=names))
     (output / "flake.nix").write_text(FLAKE)
-    (output / "CARD.md").write_text(CARD.format(version=VERSION, repo=repo, arch=arch))
+    (output / "CARD.md").write_text(CARD.format(version=VERSION, repo=repo, stored=f"Measured tables and stored kernels for {arch}; other GPUs compile" if arch != "none" else "Kernels compile"))
     shutil.copy(ROOT / "LICENSE", output / "LICENSE")
     for backend in BACKENDS:
         build = output / "build" / f"torch-{backend}"

@@ -55,6 +55,11 @@ Times = dict[TuningProblem, dict[str, Time]]  #: of the schedules that raced at 
 
 def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
+    if not args.dry_run:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise SystemExit("measure_stored: no GPU: torch.cuda.is_available() is False; --dry-run needs none")
     gpus = WorkerPool(1, make_simulated_gpu, target(args.gpu)) if args.dry_run else WorkerPool(1, make_gpu_worker)
     try:
         about = ask(gpus, ("about",))

@@ -45,6 +45,9 @@ def spec_arguments(args: AttentionArgs) -> dict[str, object]:
     given = _reach(q.shape[-2], k.shape[-2], args.causal, args.window, args.offset)
     if mask is not None and mask.dtype != torch.bool:
         mask = _hide_by_infinity(mask)
+        for name, tensor in (("mask", mask), ("bias", bias)):
+            if tensor is not None:
+                _broadcast_to(name, tensor, (*q.shape[:-1], k.shape[-2]))
         bias = mask if bias is None else mask + bias
         mask = None
     if mask is not None and is_of_keys(mask, q):

@@ -95,7 +95,7 @@ def make_decision(
 def _reason(candidate: Candidate, choice: Choice) -> str:
     """Say why a row is taken, and what the next other schedule is predicted to take."""
     if candidate.row.sizes == choice.sizes and candidate.exact:
-        return "tuned at these sizes"
+        return "tuned at these sizes" if candidate.row.measured else "a schedule stored for these sizes"
     other = next((c for c in choice.usable if c.row.schedule != candidate.row.schedule), None)
     return "the fastest predicted" + (f", before {other.predicted:.4g} us" if other is not None else "")
 

@@ -37,6 +37,8 @@ def write_shared(folder: Path, to: Path) -> Path:
 def unpacked(path: Path, into: Path) -> Gpu:
     """Unpack a shared file into an empty folder and return its GPU. Raises TableError, one line, for anything that a table does not have."""
     allowed = {"gpu.yaml", MEASURED, *(f"{op}.yaml" for op in shipped_names())}
+    if not path.is_file():
+        raise TableError(f"{path}: no such file")
     try:
         with zipfile.ZipFile(path) as found:
             infos = found.infolist()

@@ -6,8 +6,8 @@
     python tools/tune.py --ray auto                                 every GPU of a Ray cluster
 
 Candidates come from the rules of the default schedule, from the schedule families of the spec, and from draws of the whole space and
-mutations. Those that cannot fit are dropped. The cost model, refitted during the run to what was measured, says of which it expects
-most; these are compiled on all cores, checked for correct results and timed on the GPU. A size is done when the model expects no
+mutations. Those that cannot fit are dropped. The cost model, refitted during the run to what was measured, ranks the others; the best
+are compiled on all cores, checked for correct results and timed on the GPU. A size is done when the model expects no
 gain above the noise. Rows of the existing table compete too, so none is replaced by a slower one; rows at other sizes stay. A few schedules are kept, chosen by
 regret, and judged at held-out sizes; rows that a call would be given anyway, by another row of the same schedule, are left out. At
 the end the kernels of the table are built.
@@ -46,6 +46,7 @@ from .records.write_table import (
     corrected_by_races,
     entrants,
     gpu_named,
+    measured_op,
     remaining_rows,
     rows_of,
     run_at,
@@ -88,7 +89,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=at_least(1), help="GPU workers; default: one per GPU")
     parser.add_argument("--jobs", type=at_least(0), default=0, help="compiling processes; default and 0: one per remaining core")
     parser.add_argument("--regret", type=within(0.999), default=1.02, help="slowdown that a size may have so that fewer schedules are kept: 1.02 is 2%%")
-    parser.add_argument("--dry-run", action="store_true", help="estimates instead of measurements; needs no GPU, rows are marked measured: false")
+    parser.add_argument("--dry-run", action="store_true", help="estimates instead of measurements, into a folder without measured rows; needs no GPU")
     parser.add_argument("--against", type=some_of(PEERS), default=(), metavar="PEERS", help=f"time these too, in the same workers: {', '.join(PEERS)}, the op's reference in torch")
     parser.add_argument("--no-build", action="store_true", help="leave the kernels of the table to tools/build.py; so does --dry-run")
     parser.add_argument("--write-only", action="store_true", help="measure nothing; write the table from the journal")
@@ -153,6 +154,7 @@ class Run:
 
     def __init__(self, args: argparse.Namespace):
         self.args, self.begin, self.stopping = args, time.monotonic(), 0  #: the signal that asked to stop
+        self._check_gpus()
         self.works = all_problems(args)
         pretended = target(args.gpu) if args.gpu != "auto" else target("h200")
         self.gpus = self._gpu_workers(pretended)
@@ -167,7 +169,8 @@ class Run:
             print(f"tune: the journal of an earlier run is now {set_aside(path)}; --resume would go on with it", file=sys.stderr, flush=True)
         try:
             header = {"gpu": self.gpu.name, "measured": not args.dry_run}
-            self.journal = Journal(path, header, {**self.about, "date": str(date.today()), "command": f"tools/tune.py --ops {args.ops} --budget {args.budget:g}s"})
+            command = f"tools/tune.py --ops {args.ops} --budget {args.budget:g}s{' --dry-run' if args.dry_run else ''}"
+            self.journal = Journal(path, header, {**self.about, "date": str(date.today()), "command": command})
         except ValueError as error:
             raise SystemExit(f"tune: {error}") from None
         self.kept_until = self.begin  #: the journal has the time spent until then
@@ -176,6 +179,19 @@ class Run:
         self.cpus = WorkerPool(args.jobs or max(1, (os.cpu_count() or 2) - 1 - timing), make_cpu_worker, self.target, not args.dry_run)
         self.peers: dict[TuningProblem, dict[str, Time]] = {}
         self.progress = Progress(args.budget, self.journal.seconds, args.stop_after)
+
+    def _check_gpus(self) -> None:
+        """Exit with one line where this machine has not the GPUs to tune."""
+        args = self.args
+        if args.dry_run or args.write_only or args.troubled or args.ray:
+            return
+        import torch
+
+        if not torch.cuda.is_available():
+            raise SystemExit("tune: no GPU: torch.cuda.is_available() is False; --dry-run needs none")
+        here = torch.cuda.device_count()
+        if (args.workers or here) > here:
+            raise SystemExit(f"tune: --workers {args.workers}: {here} GPUs are here, and two workers on one would disturb each other")
 
     def _gpu_workers(self, pretended: Target):
         args = self.args
@@ -190,12 +206,7 @@ class Run:
         if make is make_gpu_worker:
             import torch
 
-            if not torch.cuda.is_available():
-                raise SystemExit("tune: no GPU: torch.cuda.is_available() is False; --dry-run needs none")
-            here = torch.cuda.device_count()
-            if (args.workers or here) > here:
-                raise SystemExit(f"tune: --workers {args.workers}: {here} GPUs are here, and two workers on one would disturb each other")
-            return WorkerPool(args.workers or here, make)
+            return WorkerPool(args.workers or torch.cuda.device_count(), make)
         return WorkerPool(args.workers or 1, make, *rest)
 
     def _about(self, pretended: Target) -> dict:
@@ -220,6 +231,8 @@ class Run:
                 raise TableError(f"--from {folder}: no such folder")
             for op in dict.fromkeys(operator_of(w.group.op).spec.op for w in self.works):
                 rows_in(self.out / f"{op}.yaml")  # rows that stay are read after measuring: that must not fail then
+            if self.args.dry_run and (op := measured_op(self.out)):
+                raise TableError(f"--dry-run writes estimates, and {self.out} has measured rows of {op}; name another folder by --out")
             return WarmStart(None if self.args.earlier == "none" else folder, self.works)
         except TableError as error:
             raise SystemExit(f"tune: {error}") from None

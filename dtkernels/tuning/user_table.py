@@ -23,7 +23,8 @@ def tune_user_table(minutes: float, ops: str, more: list[str]) -> int:
     from .shared_table import write_shared
     from .tune import Run, arguments
 
-    tables = user_folder() / "tables"
+    rehearsed = "--dry-run" in more
+    tables = user_folder() / ("dry_run" if rehearsed else "tables")
     try:
         tables.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -31,6 +32,9 @@ def tune_user_table(minutes: float, ops: str, more: list[str]) -> int:
         return 2
     run = Run(arguments(["--ops", ops, "--budget", f"{minutes * 60:g}", "--sizes", str(SIZES), "--tables", str(tables), *more]))
     status = run.go()
+    if rehearsed:
+        print(f"estimates, which no call takes: {run.out}")
+        return status
     try:
         file = write_shared(run.out, Path(user_folder() / "shared" / f"{run.gpu.folder}.zip"))
     except (OSError, TableError) as error:

@@ -20,8 +20,11 @@ def memory_limit() -> int:
 
 
 def is_limit_set() -> bool:
-    """Return whether the user has set the limit."""
-    return _given().isascii() and _given().isdigit()
+    """Return whether the user has set the limit. Raises ValueError for anything but a whole number of MiB."""
+    given = _given()
+    if given and not (given.isascii() and given.isdigit()):
+        raise ValueError(f"DTKERNELS_MEMORY_LIMIT is {given!r}; allowed: MiB, a whole number; 0 for none")
+    return bool(given)
 
 
 def _given() -> str:

@@ -175,7 +175,7 @@ def _op_table(op: str, gpu: Gpu, folders: tuple[Path, ...]) -> OpTable:
         found = own if found is None else replace(own, beyond=found, store=_joined(own.store, found.store)) if rows else found
     if found is not None and found.similar is not None and not (found.written or found.packed or found.beyond):
         other = found.similar()
-        return found if other.gpu is None else other
+        return other if other.written or other.packed else found
     return found or OpTable(None)
 
 

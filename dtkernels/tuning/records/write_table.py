@@ -228,6 +228,14 @@ def _place(row: Row) -> tuple:
     return row.key, tuple(sorted(row.sizes.items()))
 
 
+def measured_op(folder: Path) -> str | None:
+    """Return an op of which a table has measured rows; None if it has none."""
+    for path in sorted(folder.glob("*.yaml")):
+        if path.name != "gpu.yaml" and any(r.measured for r in rows_in(path)):
+            return path.stem
+    return None
+
+
 def write_tables(folder: Path, gpu: Gpu, rows: list[Row], kept: dict[str, list[Row]]) -> list[Path]:
     """Write a file for each op of ``kept``: ``rows`` and the rows that stay."""
     write_gpu(folder, gpu)

@@ -25,6 +25,7 @@ from dtkernels.runtime.signature.spec_hash import spec_hash  # noqa: E402
 from dtkernels.runtime.tables.kernel_store import KernelStore  # noqa: E402
 from dtkernels.runtime.tables.table import Row, read_rows, rows_text, write_gpu, write_rows  # noqa: E402
 from dtkernels.tuning import build_kernels, shared_table, user_table  # noqa: E402
+from dtkernels.tuning import tune as tune_tool  # noqa: E402
 from dtkernels.tuning.records.measurement_store import read_matrices  # noqa: E402
 from dtkernels.tuning.workers.simulated_worker import SimulatedGpu  # noqa: E402
 
@@ -189,7 +190,13 @@ def test_a_user_tunes_and_gets_a_table_and_a_file_to_share(tmp_path, monkeypatch
     monkeypatch.setenv("DTKERNELS_USER", str(tmp_path / "user"))
     shapes = tmp_path / "shapes.yaml"
     shapes.write_text("relu: [{sizes: {x: [4096, 65536]}, directions: [forward]}]")
-    assert user_table.tune_user_table(4.0, "relu", ["--dry-run", "--shapes", str(shapes), "--dtypes", "bf16", "--jobs", "1", "--gpu", "h200", "--from", "none"]) == 0
+    options = ["--shapes", str(shapes), "--dtypes", "bf16", "--jobs", "1", "--from", "none"]
+    assert user_table.tune_user_table(4.0, "relu", [*options, "--dry-run", "--gpu", "h200"]) == 0
+    told = capsys.readouterr().out
+    assert f"estimates, which no call takes: {tmp_path / 'user' / 'dry_run' / 'nvidia_h200'}" in told and not (tmp_path / "user" / "tables").exists()
+    parsed = tune_tool.arguments
+    monkeypatch.setattr(tune_tool, "arguments", lambda argv: parsed([*argv, "--dry-run", "--gpu", "h200"]))  # a simulated GPU for a real one
+    assert user_table.tune_user_table(4.0, "relu", options) == 0
     told = capsys.readouterr().out
     table = tmp_path / "user" / "tables" / "nvidia_h200"
     assert (table / "relu.yaml").exists() and f"calls take these rows from now on: {table}" in told

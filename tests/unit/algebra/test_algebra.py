@@ -176,7 +176,7 @@ def test_every_rule_of_the_pipeline_is_documented_under_its_name():
 
 def test_no_rule_names_an_op():
     ops = {p.stem for p in SPECS.glob("*.yaml")} | {"flash", "layernorm", "rmsnorm"}
-    for path in Path(algebra.__file__).parent.glob("*.py"):
+    for path in Path(algebra.__file__).parent.rglob("*.py"):
         tree = ast.parse(path.read_text())
         names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
         texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str) and "\n" not in n.value}
