@@ -416,7 +416,7 @@ class _Reverse:
     def _defined(self, wish: str, labels: list[str], e: ex.Expr) -> ex.Access:
         """Return an element of a new Func that is ``e``. Labels that have temporary names have declared ones in its definition."""
         element = ex.Access(fresh_name(wish, self.taken), tuple(map(ex.Label, labels)))
-        both = self._restore(ex.Binary("*", element, e), {label.rstrip("'"): label for label in labels if label.endswith("'")})
+        both = self._restore(ex.Binary("*", element, e), {label.rstrip("'"): label for label in (*labels, *sorted(_bound(e))) if label.endswith("'")})
         assert isinstance(both, ex.Binary) and isinstance(both.left, ex.Access)
         self.new.append(Definition(element.tensor, tuple(i.name for i in both.left.index if isinstance(i, ex.Label)), both.right))
         return element

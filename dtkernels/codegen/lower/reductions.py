@@ -21,13 +21,13 @@ from ...lang.errors import DTError
 from ...lang.schedule import WRITTEN
 from ..ir import nest
 from ..ir.layout import preferred_dim_order
-from ..ir.nest import WHOLE, Accumulator, Assign, Axis, Index, Local, Loop, Op, Position, Tile, TileDot
+from ..ir.nest import WHOLE, Accumulator, Assign, Axis, Index, Local, Loop, Op, Tile, TileDot
 from ..ir.value_type import value_type
 from .memory_sums import add_in_memory
 from .merged_labels import grouped
 from .reduction_terms import COMBINE, NEUTRAL, accumulates_in_registers, broadcast_over, fits_matrix_units, guarded, key, place_of, reduced
 from .running_means import RunningMeans
-from .scans import memory_order
+from .scans import memory_order, position
 from .scope import Scope
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Reducer:
 
     def _bound(self, axes: tuple[Axis, ...]) -> dict[str, Tile]:
         """Return the indices of the labels of ``axes``, and of the labels that merged ones stand for."""
-        return {label: at for a in axes for label, at in {a.label: Position(a), **self.l.parts(a.label, a)}.items()}
+        return {label: at for a in axes for label, at in {a.label: position(a, a.label in self.l.reversed), **self.l.parts(a.label, a)}.items()}
 
     def terms(self, node: ex.Expr, env: dict[str, Tile], scope: Scope, axes: tuple[Axis, ...]) -> Tile:
         """Return the terms of a reduction: a TileDot, or elementwise terms that are neutral outside the extents."""

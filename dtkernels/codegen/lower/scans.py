@@ -81,6 +81,9 @@ def lower_scan(lowering: _Lowering, d: Definition, env: dict[str, Tile], scope: 
     axis, index = axis_of(env[scan.label]), env[scan.label]
     if axis is None:
         raise DTError("a scan is computed at each element in turn", found=f"{d.name} at {index}", allowed=f"{d.name} in a kernel of its own", at=d.pos)
+    if scan.reverse == isinstance(index, Position):
+        raise DTError("a loop along a scan runs the way that the scan does", found=f"{d.name} in a loop over {axis.label}, the other way",
+                      allowed=f"a loop over {scan.label}, or {d.name} in a kernel of its own", at=d.pos)  # fmt: skip
     neutral = (1.0, 0.0) if scan.kind == "recur" else (FIRST[scan.kind],)
     terms = tuple(_term(lowering.tile(a, env, scope, {}), axis, n) for a, n in zip(scan.args, neutral))
     if axis in lowering.whole.get(axis.label, ()):
@@ -133,6 +136,9 @@ def _around(lowering: _Lowering, d: Definition, axis: Axis, scope: Scope) -> tup
     if label in lowering.blocks:
         raise DTError("one program runs through a scan", found=f"{lowering.root} in blocks of {label}, along which {d.name} runs",
                       allowed=f"tiles of {label}, {lowering.root}.tensorize({label}:64), and blocks of other labels", at=at)  # fmt: skip
+    split = lowering.options.split()
+    if split is not None and split.label == label:
+        raise split.refuse(f"{d.name} in the loop over {label}, which one program runs through", f"{d.name} in a kernel of its own")
     if home is not scope or home.parent is None:
         inner = [label for label in d.labels if label != axis.label]
         raise DTError("the loop along a scan is inside all other loops", found=f"{d.name} along {label}, with a loop inside",

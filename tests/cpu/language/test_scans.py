@@ -65,6 +65,24 @@ def test_a_scan_is_read_where_it_is_made(name, tile):
     torch.testing.assert_close(compiled(*given).double(), truth(*(g.double() for g in given)), rtol=1e-4, atol=1e-5)
 
 
+REDUCED = {
+    "sums": ("rscan(sum, A[x, t], t, reversed)", "f[x] = rsum(s[x, t], t);", lambda A, W: A.flip(1).cumsum(1).sum(1)),
+    "recurrences": ("rrecur(0.5, A[x, t], t, reversed)", "f[x] = rsum(s[x, t] * t, t);", lambda A, W: sum(0.5 ** (u - t) * A[:, u] * t for u in range(22) for t in range(u + 1))),
+    "places": ("rscan(max, A[x, t], t, reversed)", "f[x] = rargmin(s[x, t], t);", lambda A, W: A.flip(1).cummax(1).values.flip(1).argmin(1)),
+    "products": ("rscan(sum, A[x, t], t, reversed)", "f[x, o] = rdot(s[x, t], W[t, o], t);", lambda A, W: A.flip(1).cumsum(1).flip(1) @ W),
+}
+
+
+@pytest.mark.parametrize("schedule", ["", "s.fuse_at(f, t);", "s.fuse_at(f, t); f.tensorize(t:4);", "s.fuse_at(f, x); f.tensorize(x:2, t:4);", "s.fuse_at(f, x); f.tensorize(t:0);"])
+@pytest.mark.parametrize("name", REDUCED)
+def test_what_runs_from_the_end_is_reduced_from_the_end(name, schedule):
+    scan, reduction, truth = REDUCED[name]
+    A, W = torch.randn(3, 22), torch.randn(22, 6)
+    inputs = {"A": A, "W": W} if name == "products" else {"A": A}
+    got = dtkernels.compile(f"Func s, f; In {', '.join(inputs)}; Var x, o, t; s[x, t] = {scan}; {reduction} {schedule}".replace("x, o, t;", "x, o, t;" if name == "products" else "x, t;"))(**inputs)
+    torch.testing.assert_close(got.double(), truth(A.double(), W.double()).double(), rtol=1e-5, atol=1e-4)
+
+
 def test_an_element_that_is_not_a_number_stays_so_from_there_on():
     a = torch.tensor([[1.0, torch.nan, 2.0, 3.0, 4.0, 5.0]])
     for kind in ("sum", "prod", "max", "min"):

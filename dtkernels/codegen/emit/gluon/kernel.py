@@ -11,6 +11,7 @@ from ...analysis.product_types import Operands
 from ...ir import nest
 from ...ir.nest import Axis, DescriptorLoad, DescriptorLoadLet, DescriptorStore, Index, Let, Loop, Tile
 from ...transforms.warp_specialize.plan import REGISTERS, Ring, WarpSpecializedKernel, producer_names, ring_tiles
+from ..device_scalars import scalar_loads
 from ..triton.grid import grid_lines, grid_size
 from ..triton.kernel import Box, KernelText, _KernelPrinter, jit_function
 from ..triton.memory import LINE
@@ -126,7 +127,7 @@ class GluonPrinter(_KernelPrinter):
 
     def _main(self, consumer: Function, producer: Function) -> list[str]:
         """Return the body of the kernel; completes the other two with the parameters they need."""
-        head = [f"    if {s}_on_device:\n        {s} = gl.load({s})" for s in self.kernel.scalars]
+        head = scalar_loads(self.kernel.scalars, self.algorithm.integer_scalars(), "gl")
         local = []
         for name, access in self.accesses.items():
             local += self._make_descriptor(name, access)

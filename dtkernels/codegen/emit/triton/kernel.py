@@ -49,6 +49,7 @@ from ...ir.nest import (
     values,
 )
 from ...ir.value_type import overflowing_integers
+from ..device_scalars import scalar_loads
 from . import exp2_emulation, integer_codes
 from .dependent_launch import before_stores, head, tail
 from .expr import ExpressionPrinter
@@ -165,7 +166,7 @@ class _KernelPrinter:
         text.constants += [("DEPENDENT", '"launch_pdl" in dependent')] if link else []
         code = "\n".join(self.lines)
         prologue = head(link)
-        prologue += [f"    if {s}_on_device:\n        {s} = tl.load({s})" for s in self.kernel.scalars]
+        prologue += scalar_loads(self.kernel.scalars, self.algorithm.integer_scalars(), "tl")
         prologue += descriptors
         names = [a for a, _ in text.arguments] + [f"{c}: tl.constexpr" for c, _ in text.constants]
         text.source = jit_function("triton", name, names, [*prologue, code, *tail(link)])
