@@ -136,7 +136,7 @@ def _check_remainders(algorithm: Algorithm, definition: Definition) -> None:
             raise DTError(
                 "% is of whole numbers",
                 found=str(node),
-                allowed="labels, integers, parameters, len(), integer inputs and + - * % of them; a - b * floor(a / b) of other numbers",
+                allowed="labels, integers, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
                 at=node.pos,
             )
 
@@ -338,5 +338,6 @@ def expression_kind(expr: ex.Expr) -> str:
 def _require_kind(kind: str, result: str, *args: ex.Expr) -> str:
     for arg in args:
         if expression_kind(arg) not in (kind, "either"):
-            raise DTError(f"a {kind} is wanted here", found=f"{arg}, a {expression_kind(arg)}", at=arg.pos)
+            allowed = "where(c, 1, 0) of a condition c" if kind == "number" else "a comparison: a != 0 of a number a"
+            raise DTError(f"a {kind} is wanted here", found=f"{arg}, a {expression_kind(arg)}", allowed=allowed, at=arg.pos)
     return result

@@ -17,6 +17,9 @@ class Position:
         return f"{self.source}:{self.line}:{self.column}"
 
 
+DEPTH = "about 150 levels; name parts of it as Funcs, and write long sums as rsum(e, k)"  #: of an expression
+
+
 class DTError(ValueError):
     """A program, schedule or spec is refused.
 

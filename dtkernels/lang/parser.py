@@ -10,7 +10,7 @@ from typing import Any
 from . import expr as ex
 from .algorithm import Algorithm, Definition
 from .checks import check_program
-from .errors import DTError, Position
+from .errors import DEPTH, DTError, Position
 from .hints import call_hint, token_hint
 from .lexer import Places, Token, tokens
 from .name_resolution import rename_nested_labels, resolve_names
@@ -32,7 +32,7 @@ def parse(text: str, source: str = "<string>", places: Places | None = None) -> 
         program = replace(program, algorithm=rename_nested_labels(program.algorithm))
         check_program(program, {**parser.declared_at, "": start})
     except RecursionError:
-        raise DTError("an expression is nested too deeply", at=start) from None
+        raise DTError("an expression is nested too deeply", allowed=DEPTH, at=start) from None
     return program
 
 

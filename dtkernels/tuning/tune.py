@@ -231,8 +231,8 @@ class Run:
                 raise TableError(f"--from {folder}: no such folder")
             for op in dict.fromkeys(operator_of(w.group.op).spec.op for w in self.works):
                 rows_in(self.out / f"{op}.yaml")  # rows that stay are read after measuring: that must not fail then
-            if self.args.dry_run and (op := measured_op(self.out)):
-                raise TableError(f"--dry-run writes estimates, and {self.out} has measured rows of {op}; name another folder by --out")
+            if self.args.dry_run and (measured := measured_op(self.out)):
+                raise TableError(f"--dry-run writes estimates, and {self.out} has measured rows of {measured}; name another folder by --out")
             return WarmStart(None if self.args.earlier == "none" else folder, self.works)
         except TableError as error:
             raise SystemExit(f"tune: {error}") from None

@@ -10,6 +10,7 @@ from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.pipeline import check_unused_statements
 from dtkernels.lang import DTError, parse
 from dtkernels.lang.checks import check_given
+from dtkernels.lang.errors import DEPTH
 
 ONE = "Func f; In A; Var x;\n"
 TWO = "Func f; In A; Var x, y;\n"
@@ -71,7 +72,7 @@ NUMBERS = {
     ONE + "f[x] = A[x]; f.tensorize(x:2097152);": "t.dt:2:14: a size in tensorize: found x:2097152; allowed: at most 1048576",
     ONE + "f[x] = A[x]; f.block(x:4294967296);": "t.dt:2:14: a size in block: found x:4294967296; allowed: at most 2147483647",
     "Func f; Var x; Extent x = 5;\nf[x] = x;": "t.dt:2:1: what is compiled reads a tensor: found none in f; allowed: an In",
-    ONE + "f[x] = " + "-(" * 2000 + "A[x]" + ")" * 2000 + ";": "t.dt:1:1: an expression is nested too deeply",
+    ONE + "f[x] = " + "-(" * 2000 + "A[x]" + ")" * 2000 + ";": f"t.dt:1:1: an expression is nested too deeply: allowed: {DEPTH}",
 }
 
 SHAPES = {
@@ -84,8 +85,8 @@ SHAPES = {
     ONE + "f[x] = A[x] + A[1.5 * x];": "t.dt:2:17: " + INDEX.format("1.5"),
     "Func g, f; In A; Var x;\ng[x] = 2 * A[x];\nf[x] = A[x] + A[g[x]];": "t.dt:3:17: " + INDEX.format("g[x]"),
     ONE + "f[x] = A[x] + A[A[1.5]];": "t.dt:2:19: " + INDEX.format("1.5"),
-    ONE + "f[x] = A[x] % 2;": "t.dt:2:13: % is of whole numbers: found A[x] % 2; allowed: labels, integers, parameters, len(), integer inputs and + - * % of them; a - b * floor(a / b) of other numbers",
-    ONE + "f[x] = A[x] + (x / 2) % 2;": "t.dt:2:23: % is of whole numbers: found x / 2 % 2; allowed: labels, integers, parameters, len(), integer inputs and + - * % of them; a - b * floor(a / b) of other numbers",
+    ONE + "f[x] = A[x] % 2;": "t.dt:2:13: % is of whole numbers: found A[x] % 2; allowed: labels, integers, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
+    ONE + "f[x] = A[x] + (x / 2) % 2;": "t.dt:2:23: % is of whole numbers: found x / 2 % 2; allowed: labels, integers, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
     TWO + "f[x, y] = A[x, y] + reshape(A[x, 0], 1, y);": "t.dt:2:21: reshape names the labels of its value, and 1: found reshape(A[x, 0], 1, y); allowed: reshape(A[x, 0], x, 1)",
     ONE + "f[x] = reshape(A[x], x, 7);": "t.dt:2:8: reshape names the labels of its value, and 1: found reshape(A[x], x, 7); allowed: reshape(A[x], x, 1)",
     ONE + "f[x] = A[x] + A[floor(x)];": "t.dt:2:17: " + INDEX.format("floor(x)"),
@@ -113,8 +114,8 @@ ARITY = {
 }
 
 KINDS = {
-    ONE + "f[x] = (A[x] > 0) + 1;": "t.dt:2:14: a number is wanted here: found A[x] > 0, a boolean",
-    ONE + "f[x] = where(x + 1, A[x], 0);": "t.dt:2:16: a boolean is wanted here: found x + 1, a number",
+    ONE + "f[x] = (A[x] > 0) + 1;": "t.dt:2:14: a number is wanted here: found A[x] > 0, a boolean; allowed: where(c, 1, 0) of a condition c",
+    ONE + "f[x] = where(x + 1, A[x], 0);": "t.dt:2:16: a boolean is wanted here: found x + 1, a number; allowed: a comparison: a != 0 of a number a",
     ONE + "f[x] = where(A[x] > 0, A[x] > 1, 2);": "t.dt:2:8: both values of where are of one kind: found where(A[x] > 0, A[x] > 1, 2)",
 }
 
@@ -215,7 +216,7 @@ HINTS = {
     "where(A[x] => 0, 1, 2)": ">=", "where(A[x] =< 0, 1, 2)": "<=", "where(A[x] <> 0, 1, 2)": "!=", "where(x is 0, 1, 2)": "==",
     "A(x)": "A[...]", "A[x][x]": "all indices in one pair of brackets: A[x, y]", "where(True, 1, A[x])": "true", "Relu(A[x])": "maximum(a, 0)",
     "torch.exp(A[x])": "no methods or modules: exp(e) of a value, A[y, x] for a transpose, len(x) for a size", "rsum(A[x], dim=1)": "labels by name: rsum(e, k)",
-    "A[x] % 2": "labels, integers, parameters, len(), integer inputs and + - * % of them; a - b * floor(a / b) of other numbers",
+    "A[x] % 2": "labels, integers, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
 }  # fmt: skip
 #: the same for statements
 STATEMENT_HINTS = {

@@ -67,8 +67,8 @@ def _stage(program: Program, p: Primitive, tensor: str, along: str, known: dict[
             return _aligned(program, p, tensor)
         algorithm, own, last = _labels_of_func(program, p, tensor, along, margins)
     else:
+        last = along = _label_of_dimension(algorithm, members, tensor, along)
         algorithm, own = _own_labels(algorithm, p, tensor, along, margins)
-        last = along
     order = tuple(sorted(range(len(own)), key=lambda d: own[d] == last))  # stable: the label asked for comes last
     shift = _read_as_shift(tensor, algorithm, members) if not along else None
     name, made = _copy_of(tensor, shift is not None, along, program, known)
@@ -86,7 +86,7 @@ def _stage(program: Program, p: Primitive, tensor: str, along: str, known: dict[
 
     changed = tuple(replace(d, expr=d.expr.transform(change)) if d.name in members else d for d in algorithm.definitions)
     loops = {*labels_in_kernel(p.func, algorithm, program.schedule)}
-    if changed == algorithm.definitions or not ({along} if along else {*own}) <= loops:
+    if changed == algorithm.definitions or not all(loops & algorithm.tied_labels(x) for x in ((along,) if along else own)):
         raise DTError(f"stage names an input of {p.func}", found=tensor, allowed=", ".join(sorted(_inputs(algorithm, members))) or "none", at=p.pos)
     changed = tuple(d for d in changed if d.name != name)  # shared: it moves before the first of its readers
     readers = {*members} if tensor not in algorithm else set()
@@ -95,6 +95,14 @@ def _stage(program: Program, p: Primitive, tensor: str, along: str, known: dict[
     new = Schedule((*_renamed(program.schedule, members, tensor, name), *copied, *program.implied()))
     algorithm = replace(algorithm.with_definitions((*changed[:first], copy, *changed[first:])), vars=_vars(algorithm, own), rvars=_rest(algorithm, own))
     return replace(program, algorithm=algorithm, schedule=new)
+
+
+def _label_of_dimension(algorithm: Algorithm, members: set[str], tensor: str, along: str) -> str:
+    """Return what the dimension of ``tensor`` is called that a kernel reads along ``along``: other kernels may read it by another label."""
+    read = (a.index for m in sorted(members) for a in ex.accesses(algorithm[m].expr) if a.tensor == tensor)
+    dims = (d for index in read for d, i in enumerate(index) if i == ex.Label(along))
+    own = next((algorithm.plain_labels(tensor)[d] for d in dims), None)
+    return own or along
 
 
 def _own_labels(algorithm: Algorithm, p: Primitive, tensor: str, along: str, margins: dict[int, Margin]) -> tuple[Algorithm, tuple[str, ...]]:

@@ -19,6 +19,7 @@ from ...codegen.target import Target
 from ...lang import DTError, Position, parse
 from ...lang.algorithm import with_operands
 from ...lang.checks import check_given
+from ...lang.errors import DEPTH
 from ...lang.extents.formulas import inputs_of, source_of
 from ...lang.extents.sources import computed
 from ...lang.schedule import Program, host
@@ -300,4 +301,4 @@ def compile(
             check_unused_statements(compiled.prepared)
         return compiled
     except RecursionError:
-        raise DTError("an expression is nested too deeply", at=Position(1, 1, name)) from None
+        raise DTError("an expression is nested too deeply", allowed=DEPTH, at=Position(1, 1, name)) from None

@@ -315,7 +315,7 @@ class Operator:
             if t.device != tensors[first].device:
                 raise ValueError(f"{self.name}: {public} is on {t.device}, {self.interface.name(first)} is on {tensors[first].device}; allowed: one device")
             if not (t.is_floating_point() or t.dtype in (torch.bool, *INTEGER_DTYPES)):
-                raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: floating point, or bool and integers for masks")
+                raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: floating point, bool, {', '.join(str(d).removeprefix('torch.') for d in INTEGER_DTYPES)}")
             if name in self.manifest.integers and t.dtype not in INTEGER_DTYPES:
                 raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: int32, int64, int8 or uint8, as it stands in an index")
         for name, t in tensors.items():

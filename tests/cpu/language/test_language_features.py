@@ -337,3 +337,19 @@ def test_small_tiles_of_a_product():
 
 def test_an_output_over_a_reduction_label():
     check("Func s, f; In A; Var x; RVar y; s[x] = rsum(A[x, y], y); f[x, y] = A[x, y] - s[x]; s.fuse_at(f, x); f.block(x:2); f.tensorize(x:2, y:8);", random((5, 19)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("expr, value", [("a * a * X[n]", 300.0), ("(1000 + a) * X[n]", 0.25), ("X[n] * exp(a)", 0.75), ("X[n] * sigmoid(-a)", 0.75), ("X[n] / sqrt(a)", 0.75), ("(1 - a) * X[n]", 0.75)])
+def test_a_scalar_on_the_device_is_float32(expr, value, dtype):
+    X = torch.rand(5) + 0.5
+    program = dtkernels.compile(f"Func f; In X; SIn a; Var n; f[n] = {expr};")
+    torch.testing.assert_close(program(X=X, a=torch.tensor(value, dtype=dtype)), program(X=X, a=value), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize("expr", ["X[n] * (k * k)", "X[n] * (k + k)", "X[n] + (1 - k)", "X[n] + k * 1000", "X[(n + k * k) % 5]", "where(n * 100 < k * 2, X[n], 0)"])
+def test_a_whole_number_on_the_device_has_32_bits(expr, dtype):
+    X = torch.rand(5)
+    program = dtkernels.compile(f"Func f; In X; SIn k; Var n; Extent n = X[0]; f[n] = {expr};")
+    torch.testing.assert_close(program(X=X, k=torch.tensor(100, dtype=dtype)), program(X=X, k=100), rtol=0, atol=0)

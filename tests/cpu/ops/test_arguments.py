@@ -188,8 +188,8 @@ UNFIT = {
     "is a nested tensor; allowed: a tensor with strides": lambda x: nested(torch.strided),
     "is a nested tensor; allowed: a tensor with strides ": lambda x: nested(torch.jagged),
     "is of layout torch.sparse_coo; allowed: a tensor with strides": lambda x: x.to_sparse(),
-    "is torch.complex64; allowed: floating point, or bool and integers for masks": lambda x: x.to(torch.complex64),
-    "is torch.int16; allowed: floating point, or bool and integers for masks": lambda x: x.to(torch.int16),
+    "is torch.complex64; allowed: floating point, bool, uint8, int8, int32, int64": lambda x: x.to(torch.complex64),
+    "is torch.int16; allowed: floating point, bool, uint8, int8, int32, int64": lambda x: x.to(torch.int16),
 }
 
 

@@ -124,3 +124,10 @@ def test_an_output_is_not_copied():
 def test_rows_of_a_copy_lie_along_a_label_that_indexes_the_func():
     with pytest.raises(dtkernels.DTError, match="the rows of a copy of g lie along a label that indexes it by itself: found r; allowed: b, c"):
         dtkernels.compile(MADE + TILED.replace("A:c", "g:r"))
+
+
+@pytest.mark.parametrize("staged", ["s.stage(A);", "t.stage(A); s.stage(A);", "t.fuse_at(s, x); s.stage(A);", "s.stage(A:y);", "s.stage(A:x);"])
+def test_a_kernel_that_reads_an_input_by_other_labels_than_the_first_one_has_its_copy(staged):
+    text = "Func t, s; In A; Var x, y; RVar k; t[x] = rsum(exp(A[x, k]), k); s[x, y] = exp(A[x, y]) / t[x]; s.block(x:4, y:8); s.tensorize(x:4, y:8);"
+    check(text + staged, random((5, 19)))
+    assert "A_rows" in dtkernels.compile(text + staged).source
