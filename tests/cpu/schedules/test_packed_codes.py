@@ -154,3 +154,13 @@ def test_codes_without_an_offset_past_the_end_of_a_sum():
     a = torch.rand(20, 90, generator=GENERATOR).half()
     run = product("exp(A[m, k]), (W[n, k // 8] >> (4 * (k % 8))) & 15", 32, inputs="A, W")
     close(run(a, packed(codes, 4, torch.int32)), a.double().exp() @ codes[:, :90].double().T, 90)
+
+
+@pytest.mark.parametrize("tile", [1, 2, 4, 8])
+def test_an_index_that_a_step_shares_picks_one_element_for_all_of_it(tile):
+    torch.manual_seed(0)
+    A, B, S, T = torch.randn(7, 5), torch.randn(12), torch.randint(0, 6, (3,)), torch.randint(0, 7, (6,))
+    text = "Func f; In A, B, S, T; Var x; RVar y; Extent y = B[0]; f[x] = rsum(A[T[S[y / 4]], x] * B[y], y); f.block(x:4);"
+    got = dtkernels.compile(f"{text} f.tensorize(x:4, y:{tile});")(A=A, B=B, S=S, T=T)
+    expected = (A.double()[T[S[torch.arange(12) // 4]]] * B.double()[:, None]).sum(0)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)

@@ -131,7 +131,7 @@ def _shared(body: tuple[Statement, ...], axis: Axis) -> tuple[Statement, ...]:
 
     def one(s: Statement) -> Statement:
         if is_load(s) and axis in s.axes:
-            own = tuple(i.transform(index) for i in s.value.index)
+            own = tuple(value(i.transform(index)) for i in s.value.index)  # what was loaded once may be an index
             if own != s.value.index and axis not in frozenset().union(*map(axes_of, own)) and (s.value.only is None or axis not in axes_of(s.value.only)):
                 changed[s.name] = tuple(a for a in s.axes if a != axis)
                 return replace(s, value=replace(s.value, index=own), axes=changed[s.name])
