@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
-from .smart_constructors import is_zero
+from .smart_constructors import is_constant, is_zero
 
 CAST = "cast:"  #: prefix of a source that is a dtype; the others are inputs
 
@@ -109,10 +109,10 @@ class OperandTypes:
             case ex.Unary("-", arg):
                 return self.plain(arg)
             case ex.Call("where", (_, a, b)):
-                sides = [self.plain(side) for side in (a, b) if not _constant(side)]
+                sides = [self.plain(side) for side in (a, b) if not is_constant(side)]
                 known = [side for side in sides if side is not None]
                 found = frozenset().union(*known) if known and len(known) == len(sides) else None
-                rounds = any(_constant(side) and not _zero(side) for side in (a, b))
+                rounds = any(is_constant(side) and not is_zero(side) for side in (a, b))
                 return None if found and found <= _FLOAT8 and rounds else found
         return None
 
@@ -150,14 +150,6 @@ class OperandTypes:
 
 
 _FLOAT8 = frozenset(CAST + name for name in ex.FLOAT8)
-
-
-def _zero(e: ex.Expr) -> bool:
-    return isinstance(e, ex.Const) and e.value == 0
-
-
-def _constant(e: ex.Expr) -> bool:
-    return isinstance(e, ex.Const) or isinstance(e, ex.Unary) and e.op == "-" and isinstance(e.arg, ex.Const)
 
 
 def rows_of(side: ex.Expr) -> ex.Access | None:

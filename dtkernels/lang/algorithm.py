@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -107,6 +107,10 @@ class Algorithm:
     def with_definitions(self, definitions: tuple[Definition, ...]) -> Algorithm:
         """Replace the definitions; keep the inputs, and declare the Funcs to match."""
         return replace(self, definitions=definitions, funcs=tuple(d.name for d in definitions))
+
+    def transform(self, change: Callable[[Expr], Expr]) -> Algorithm:
+        """Return the algorithm with ``change`` applied to every node of every definition, inner ones first."""
+        return self.with_definitions(tuple(replace(d, expr=d.expr.transform(change)) for d in self.definitions))
 
     def needed_by(self, outputs: tuple[str, ...]) -> tuple[str, ...]:
         """Return the Funcs that ``outputs`` depend on, including themselves, in order of definition."""

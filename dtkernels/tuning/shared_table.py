@@ -16,6 +16,7 @@ from ..runtime.select.schedule_selection import scheduled, target_for
 from ..runtime.signature.spec_hash import spec_hash
 from ..runtime.tables.table import Gpu, Row, TableError, read_gpu, read_rows, rows_text, write_gpu, write_whole
 from .records.measurement_store import read_matrices, write_joined
+from .records.write_table import place_of
 
 LARGEST = 64 << 20  #: bytes of a shared file's contents
 MEASURED = "measurements.safetensors"
@@ -91,16 +92,12 @@ def merged(shared: Path, gpu: Gpu, folder: Path) -> tuple[dict[str, int], list[s
         rows, problems = checked_rows(path)
         why += problems
         own = folder / path.name
-        here = {_place(r): r for r in (read_rows(own.read_text(), str(own)) if own.exists() else ())}
-        better = [r for r in rows if _place(r) not in here or (r.microseconds or 0) < (here[_place(r)].microseconds or float("inf"))]
+        here = {place_of(r): r for r in (read_rows(own.read_text(), str(own)) if own.exists() else ())}
+        better = [r for r in rows if place_of(r) not in here or (r.microseconds or 0) < (here[place_of(r)].microseconds or float("inf"))]
         if better:
             write_gpu(folder, gpu)
-            write_whole(own, rows_text((here | {_place(r): r for r in better}).values()).encode())
+            write_whole(own, rows_text((here | {place_of(r): r for r in better}).values()).encode())
             taken[path.stem] = len(better)
     if taken and (shared / MEASURED).exists():
         write_joined(folder / MEASURED, *read_matrices(shared / MEASURED))
     return taken, why
-
-
-def _place(row: Row) -> tuple:
-    return row.key, tuple(sorted(row.sizes.items()))

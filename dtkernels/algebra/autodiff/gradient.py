@@ -156,7 +156,7 @@ def in_float32(algorithm: Algorithm, names: set[str]) -> Algorithm:
                 return inner
         return node
 
-    return algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+    return algorithm.transform(change)
 
 
 class _Reverse:

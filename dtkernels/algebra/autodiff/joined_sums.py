@@ -23,7 +23,7 @@ from ..smart_constructors import factors_of, product
 
 def join_sums(algorithm: Algorithm) -> Algorithm:
     """Join each sum over elements made of products that is a factor of another sum's terms, and of nothing else."""
-    return algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(_joined)) for d in algorithm.definitions))
+    return algorithm.transform(_joined)
 
 
 def _joined(node: ex.Expr) -> ex.Expr:

@@ -52,7 +52,7 @@ def drop_detach(algorithm: Algorithm) -> Algorithm:
     def change(node: ex.Expr) -> ex.Expr:
         return node.args[0] if isinstance(node, ex.Call) and node.fn == "detach" else node
 
-    return algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+    return algorithm.transform(change)
 
 
 def fold_invariant_reductions(algorithm: Algorithm) -> Algorithm:

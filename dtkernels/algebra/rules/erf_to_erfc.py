@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ..smart_constructors import is_one
@@ -15,7 +13,7 @@ def erf_to_erfc(algorithm: Algorithm) -> Algorithm:
 
     Before: ``y[x] = 0.5 * A[x] * (1 + erf(0.7 * A[x]));``  After: ``y[x] = 0.5 * A[x] * erfc(-0.7 * A[x]);``
     """
-    return algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(_changed)) for d in algorithm.definitions))
+    return algorithm.transform(_changed)
 
 
 def _changed(e: ex.Expr) -> ex.Expr:

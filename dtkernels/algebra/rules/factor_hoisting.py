@@ -69,7 +69,7 @@ def hoist_row_factors(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorit
         reads = isinstance(node, (ex.Dot, ex.Reduce)) and any(a.tensor in changed for a in ex.accesses(node))
         return _hoist(node, algorithm, frozenset(changed)) if reads else node
 
-    hoisted = algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(hoist)) for d in algorithm.definitions))
+    hoisted = algorithm.transform(hoist)
     return hoisted.limited_to(outputs)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 
@@ -17,7 +15,7 @@ def tanh_of_log1p(algorithm: Algorithm) -> Algorithm:
     Before: ``f[x] = tanh(log1p(exp(minimum(A[x], 9))));``
     After: ``f[x] = exp(minimum(A[x], 9)) * (exp(minimum(A[x], 9)) + 2) / (exp(minimum(A[x], 9)) * (exp(minimum(A[x], 9)) + 2) + 2);``
     """
-    return algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(_changed)) for d in algorithm.definitions))
+    return algorithm.transform(_changed)
 
 
 def _changed(e: ex.Expr) -> ex.Expr:

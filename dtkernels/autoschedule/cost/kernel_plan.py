@@ -23,7 +23,6 @@ class Access(NamedTuple):
     whole: tuple[str, ...]  #: blocked labels that it runs over whole
     looped: bool  #: whether a loop advances it
     again: bool
-    internal: bool  #: of a Func that another kernel writes
     sweeps: int  #: loops, one after another, that each make the product it is an operand of
 
 
@@ -157,7 +156,7 @@ class KernelPlan:
                     continue
                 seen.add(place)
                 around = tuple(dict.fromkeys((*self._recompute_loops(func, loop), *self._enclosing(func, read))))
-                found.append(Access(read, around, self._whole(func), looped, read.tensor in tensors, read.tensor in self.known.funcs, self._sweeps(func)))
+                found.append(Access(read, around, self._whole(func), looped, read.tensor in tensors, self._sweeps(func)))
                 tensors.add(read.tensor)
         return tuple(found)
 

@@ -214,17 +214,18 @@ def remaining_rows(folder: Path, known: SearchState, rows: list[Row], whole: boo
 
     A complete run (``whole``) removes those at held-out sizes, which would judge themselves.
     """
-    places = {_place(r) for r in rows}
+    places = {place_of(r) for r in rows}
     if whole:
-        places |= {_place(row_of(w, "")) for w in known.works if w.held_out}
+        places |= {place_of(row_of(w, "")) for w in known.works if w.held_out}
     found = {}
     for op in dict.fromkeys(g.op for g in known.of_group):
         spec = operator_of(op).spec
-        found[spec.op] = [r for r in rows_in(folder / f"{spec.op}.yaml") if r.spec == spec_hash(spec.algorithm) and _place(r) not in places]
+        found[spec.op] = [r for r in rows_in(folder / f"{spec.op}.yaml") if r.spec == spec_hash(spec.algorithm) and place_of(r) not in places]
     return found
 
 
-def _place(row: Row) -> tuple:
+def place_of(row: Row) -> tuple:
+    """Return the call that a row is for: its kind and its sizes."""
     return row.key, tuple(sorted(row.sizes.items()))
 
 

@@ -61,7 +61,7 @@ def move_masks_into_exponentials(algorithm: Algorithm, outputs: tuple[str, ...])
                 return ex.Call("exp", (ex.Call("where", (condition, ex.NEG_INF, a)),), pos=node.pos)
         return node
 
-    masked = algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+    masked = algorithm.transform(change)
     if masked == algorithm:
         return algorithm
     plain, instead = (len(subtract_maxima(a, outputs).definitions) for a in (algorithm, masked))

@@ -27,7 +27,7 @@ def pick_remainders(algorithm: Algorithm) -> Algorithm:
             return node
         return replace(node, arg=term, labels=labels) if labels else term
 
-    return algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+    return algorithm.transform(change)
 
 
 def without_remainders(term: ex.Expr, summed: tuple[str, ...], algorithm: Algorithm) -> tuple[ex.Expr, tuple[str, ...]]:

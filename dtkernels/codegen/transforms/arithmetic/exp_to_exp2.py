@@ -24,7 +24,6 @@ from typing import TypeGuard
 from ...ir import nest
 from ...ir.nest import (
     Const,
-    DescriptorStore,
     Kernel,
     Let,
     Local,
@@ -32,14 +31,13 @@ from ...ir.nest import (
     Op,
     Position,
     Statement,
-    Store,
     Tile,
-    Valued,
     axes_of,
     map_values,
     statements,
 )
 from ...lower.schedule_options import KernelOptions
+from ..dce import tiles_of
 
 LOG2_E = Const(math.log2(math.e))
 
@@ -52,7 +50,7 @@ def rewrite_exp_to_exp2(kernel: Kernel, options: KernelOptions) -> Kernel:
 def in_base_two(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Rewrite ``exp(a - shift)`` as ``exp2`` of a multiply-add."""
     shifts = {s.name for s in statements(body) if isinstance(s, Let) and _is_shift(s.value)}
-    nodes = [n for s in statements(body) for v in _tiles(s) for n in v.walk()]
+    nodes = [n for s in statements(body) for v in tiles_of(s) for n in v.walk()]
     used = Counter(n.name for n in nodes if isinstance(n, Local))
     lets = Counter(s.name for s in statements(body) if isinstance(s, (Let, nest.Accumulator)))
     return _change(body, shifts, {name for name, count in used.items() if count == lets[name]})
@@ -110,8 +108,3 @@ def _is_scaled(tile: Tile) -> TypeGuard[Op]:
 
 def _reads(tile: Tile) -> bool:
     return any(isinstance(n, (nest.Load, nest.DescriptorLoad, Position)) for n in tile.walk())
-
-
-def _tiles(s: Statement) -> tuple[Tile, ...]:
-    own = (s.value,) if isinstance(s, Valued) else ()
-    return own + (s.index if isinstance(s, Store) else s.start if isinstance(s, DescriptorStore) else ())
