@@ -40,7 +40,7 @@ def attention(
     bias: torch.Tensor | None = None,
     **forms: Unpack[FormArgs],
 ) -> torch.Tensor:
-    """softmax(scale * q k^T + bias) v, row by row (Vaswani et al., 2017), in one pass over the keys (Dao et al., 2022).
+    """Return softmax(scale * q k^T + bias) v, row by row (Vaswani et al., 2017), in one pass over the keys (Dao et al., 2022).
 
     Shapes: q (..., H, M, D); k (..., G, L, D); v (..., G, L, N); result (..., H, M, N) in the promoted dtype. G divides H: head h of q
     reads head h // (H / G) of k and v (grouped-query attention). Tensors with fewer dimensions have one head.

@@ -5,7 +5,7 @@ from .op_decorator import op
 
 @op(X="x (..., M, K)", W="weight (N, K)", bias="bias (N)", T="times (..., M, N)")
 def gate(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, times: torch.Tensor | None = None) -> torch.Tensor:
-    """sigmoid(x @ weight.T + bias) * times, in one kernel; the product is accumulated in float32.
+    """Return sigmoid(x @ weight.T + bias) * times, in one kernel; the product is accumulated in float32.
 
     Shapes: x (..., M, K); weight (N, K); bias (N,) or None; times (..., M, N) or None. Returns (..., M, N) in the promoted dtype. float32
     products follow torch's TF32 setting. Differentiable in all four. Raises ValueError where K, M or N does not agree.

@@ -5,7 +5,7 @@ from .op_decorator import op
 
 @op(Y="y (..., M, N)", X="x (..., M, K)", A="a (L, K) or (..., L, K)", B="b (N, L) or (..., N, L)", broadcast=True)
 def lora(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
-    """y + scale * (x @ a.T) @ b.T: the low-rank update of a linear layer's output (Hu et al., LoRA, 2021).
+    """Return y + scale * (x @ a.T) @ b.T: the low-rank update of a linear layer's output (Hu et al., LoRA, 2021).
 
     Shapes: y (..., M, N); x (..., M, K); a (L, K); b (N, L), as nn.Linear stores its weights. a and b may have leading dimensions, and all
     leading dimensions broadcast. scale: a number or a one-element tensor. Products are accumulated in float32, and x @ a.T is rounded to

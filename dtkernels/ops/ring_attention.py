@@ -23,7 +23,7 @@ def ring_attention(
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of a sequence that is cut over the processes of a group: k and v go round, results are merged by logsumexp (Liu et al., 2023).
+    """Return the attention of a sequence that is cut over the processes of a group: k and v go round, results are merged by logsumexp (Liu et al., 2023).
 
     Each process of ``group`` (None: of the world) calls it with its own tokens: q (B, H, M, D), k (B, G, M, D), v (B, G, M, N), of one shape in
     all of them, and gets its own part of the result, (B, H, M, N) in q's dtype, with ``return_lse`` also the logsumexp (B, H, M) in float32.

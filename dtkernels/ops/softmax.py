@@ -5,7 +5,7 @@ from .op_decorator import only_tensors, op
 
 @op(A="x (..., Y)")
 def softmax(x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """exp(x[..., y]) / sum over y of exp(x[..., y]): softmax over the last dimension, without overflow.
+    """Return exp(x[..., y]) / sum over y of exp(x[..., y]): softmax over the last dimension, without overflow.
 
     x: (..., Y); float32, float16 or bfloat16 (other floating-point types run the reference). dim: the dimension, by default the last. dtype:
     convert x to it first. Returns the same shape and dtype. A row of -inf gives NaN, as in torch.softmax. Differentiable. Raises

@@ -9,7 +9,7 @@ from ..op_decorator import op
 def grouped_linear(
     a: torch.Tensor, weight: torch.Tensor, expert: torch.Tensor, bias: torch.Tensor | None = None, scale: torch.Tensor | None = None, *, transposed: bool = False
 ) -> torch.Tensor:
-    """a[m] @ weight[expert[m]]^T + scale[m] * bias[expert[m]] for each row m: torch.nn.functional.linear with one of several layers.
+    """Return a[m] @ weight[expert[m]]^T + scale[m] * bias[expert[m]] for each row m: torch.nn.functional.linear with one of several layers.
 
     Shapes: a (M, K); weight (E, N, K), or (E, K, N) if transposed; expert (M,), integers; bias (E, N), or None; scale (M,), or None for 1. The
     result is (M, N), in the promoted dtype. Sums are added up in float32. Rows and experts as for grouped_mm. Differentiable in all but expert;

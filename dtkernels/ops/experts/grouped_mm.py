@@ -5,7 +5,7 @@ from ..op_decorator import op
 
 @op(A="a (M, K)", W="weight (E, K, N)", e="expert (M,)")
 def grouped_mm(a: torch.Tensor, weight: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
-    """a[m] @ weight[expert[m]] for each row m: a product with one of several matrices, as torch._grouped_mm without offsets.
+    """Return a[m] @ weight[expert[m]] for each row m: a product with one of several matrices, as torch._grouped_mm without offsets.
 
     Shapes: a (M, K); weight (E, K, N), of any strides; expert (M,), integers. The result is (M, N), in the promoted dtype of a and weight.
     Sums are added up in float32. Right for rows in any order, fast where rows of one expert lie together: a block of rows then reads the

@@ -5,7 +5,7 @@ from ..op_decorator import op
 
 @op(X="x (M, K)", G="gate (E, N, K)", U="up (E, N, K)", w="scale (M,)", e="expert (M,)")
 def grouped_swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, scale: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
-    """scale * silu(x @ gate[e]^T) * (x @ up[e]^T) with e = expert[m] for row m: both projections in one kernel.
+    """Return scale * silu(x @ gate[e]^T) * (x @ up[e]^T) with e = expert[m] for row m: both projections in one kernel.
 
     Shapes: x (M, K); gate and up (E, N, K); scale (M,); expert (M,), integers. The result is (M, N), in the promoted dtype. Sums are added up
     in float32. Right for rows in any order, fast where rows of one expert lie together. An expert out of range gives a row of zeros, or

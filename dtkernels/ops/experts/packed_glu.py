@@ -18,7 +18,7 @@ def packed_glu(
     limit: float | None = None,
     offset: float = 0.0,
 ) -> torch.Tensor:
-    """scale * act(gate) * (up + offset) for each row, where gate and up are the halves of a row of packed: a gated unit of one product.
+    """Return scale * act(gate) * (up + offset) for each row, where gate and up are the halves of a row of packed: a gated unit of one product.
 
     Shapes: packed (M, 2 N); scale (M,). The result is (M, N), in the promoted dtype. paired: gate and up lie side by side, packed[:, 0::2] and
     packed[:, 1::2]. activation: "silu", which is gate * sigmoid(alpha * gate); "gelu", by the error function; "gelu_tanh". limit: gate is at

@@ -6,7 +6,7 @@ from ..reductions import check_reduction, check_shapes, reduced
 
 @op(A="x (..., C)", B="y (..., C)")
 def cosine_distance(x: torch.Tensor, y: torch.Tensor, *, eps: float = 1e-8, reduction: str = "mean") -> torch.Tensor:
-    """1 - sum(x * y) / (max(|x|, eps) * max(|y|, eps)) along the last dimension, as 1 - torch.nn.functional.cosine_similarity.
+    """Return 1 - sum(x * y) / (max(|x|, eps) * max(|y|, eps)) along the last dimension, as 1 - torch.nn.functional.cosine_similarity.
 
     Shapes: x, y (..., C); the result is float32: of shape (...) with reduction "none", else the sum or the mean over the rows.
     Differentiable in both. Raises ValueError where shapes disagree or the reduction is not known, TypeError where an argument is not a tensor.

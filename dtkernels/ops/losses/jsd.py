@@ -16,7 +16,7 @@ def jsd(
     ignore_index: int = -100,
     inputs: str = "logits",
 ) -> torch.Tensor:
-    """beta * KL(p || m) + (1 - beta) * KL(q || m) with m = beta * p + (1 - beta) * q, p the teacher's softmax and q the student's (Agarwal et al., GKD, 2023).
+    """Return beta * KL(p || m) + (1 - beta) * KL(q || m) with m = beta * p + (1 - beta) * q, p the teacher's softmax and q the student's (Agarwal et al., GKD, 2023).
 
     beta: above 0 and below 1; at the ends the divergence is 0, so use kl_divergence there.
 

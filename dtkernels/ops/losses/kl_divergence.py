@@ -17,7 +17,7 @@ def kl_divergence(
     inputs: str = "logits",
     log_target: bool = True,
 ) -> torch.Tensor:
-    """KL(teacher || student) of the softmax of logits over temperature: sum(p * (log p - log q)), with p the teacher's (Hinton et al., 2015).
+    """Return KL(teacher || student) of the softmax of logits over temperature: sum(p * (log p - log q)), with p the teacher's (Hinton et al., 2015).
 
     reverse: KL(student || teacher) (Gu et al., MiniLLM, 2023). Nothing is multiplied by temperature^2.
 

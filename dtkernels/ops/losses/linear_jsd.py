@@ -18,7 +18,7 @@ def linear_jsd(
     target: torch.Tensor | None = None,
     ignore_index: int = -100,
 ) -> torch.Tensor:
-    """Generalized Jensen-Shannon divergence of the softmax of (hidden weight^T) / temperature and of the teacher's: jsd of two last layers.
+    """Return the generalized Jensen-Shannon divergence of the softmax of (hidden weight^T) / temperature and of the teacher's: jsd of two last layers.
 
     Shapes: hidden (..., H); weight (V, H); teacher_hidden (..., J); teacher_weight (V, J). The result is float32: of shape (...) with
     reduction "none", else the sum or the mean over the rows. The matrices of logits are formed in pieces, forward and backward.

@@ -18,7 +18,7 @@ def linear_kl(
     target: torch.Tensor | None = None,
     ignore_index: int = -100,
 ) -> torch.Tensor:
-    """KL(teacher || student) of the softmax of (hidden weight^T) / temperature and of the teacher's: kl_divergence of two last layers.
+    """Return KL(teacher || student) of the softmax of (hidden weight^T) / temperature and of the teacher's: kl_divergence of two last layers.
 
     Shapes: hidden (..., H); weight (V, H); teacher_hidden (..., J); teacher_weight (V, J). The result is float32: of shape (...) with
     reduction "none", else the sum or the mean over the rows. The matrices of logits are formed in pieces, forward and backward.

@@ -31,7 +31,7 @@ def linear_logprobs(
     temperature: float = 1.0,
     group: ProcessGroup | None = None,
 ) -> TokenLogprobs:
-    """Log-probability of each row's class under softmax((hidden weight^T + bias) / temperature), and the entropy of the row.
+    """Return the log-probability of each row's class under softmax((hidden weight^T + bias) / temperature), and the entropy of the row.
 
     Shapes: hidden (..., H); weight (V, H); target (...), integers from 0 to V - 1; bias (V,); both results (...), float32. softcap: logits
     become softcap * tanh(logits / softcap) before the temperature. The matrix of logits is formed in pieces, forward and backward.

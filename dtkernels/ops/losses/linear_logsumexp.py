@@ -26,7 +26,7 @@ def linear_logsumexp(
     classes: int | torch.Tensor | None = None,
     lora: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> LogsumexpAndLogit:
-    """Log-sum-exp of each row of the logits hidden weight^T + bias, and the logit of its class: what one shard of a vocabulary adds to a cross entropy.
+    """Return the log-sum-exp of each row of the logits hidden weight^T + bias, and the logit of its class: what one shard of a vocabulary adds to a cross entropy.
 
     Shapes: hidden (..., H); weight (V, H); target (...), integers; bias (V,); both results (...), float32. The matrix of logits is formed
     in pieces. A target outside 0 to V - 1, such as a class of another shard, gives a logit of 0. With label_smoothing s the second result

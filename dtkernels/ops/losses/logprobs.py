@@ -8,7 +8,7 @@ from .linear_logprobs import TokenLogprobs
 
 @op(A="logits (..., V)", t="target (...)", scale="1 / temperature")
 def logprobs(logits: torch.Tensor, target: torch.Tensor, *, temperature: float = 1.0) -> TokenLogprobs:
-    """Log-probability of each row's class under softmax(logits / temperature), and the entropy of the row, in one pass over the logits.
+    """Return the log-probability of each row's class under softmax(logits / temperature), and the entropy of the row, in one pass over the logits.
 
     Shapes: logits (..., V); target (...), integers from 0 to V - 1; both results (...), float32. Differentiable in logits, through both
     results. Cross entropy is -logprobs. A logit of -inf has probability 0 and adds nothing to the entropy. A target out of range gives -inf, or

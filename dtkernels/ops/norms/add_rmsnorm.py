@@ -7,7 +7,7 @@ from ..op_decorator import op
 def add_rmsnorm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, offset: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rmsnorm(h), h) with h = x + residual: h / sqrt(mean(h^2) + eps) * (weight + offset) (Zhang and Sennrich, 2019), in one kernel.
+    """Return (rmsnorm(h), h) with h = x + residual: h / sqrt(mean(h^2) + eps) * (weight + offset) (Zhang and Sennrich, 2019), in one kernel.
 
     Shapes: x, residual (..., C); weight (C,); both results have the shape of x in the promoted dtype. offset: 1 for models that store the
     weight minus 1. The norm is that of the sum in float32. Differentiable in x, residual, weight and eps, through both results. Raises

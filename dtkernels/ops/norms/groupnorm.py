@@ -5,7 +5,7 @@ from ..op_decorator import only_tensors, op
 
 @op(A="x (N, G, C / G, S)", w="weight (G, C / G)", z="bias (G, C / G)")
 def groupnorm(x: torch.Tensor, groups: int, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """(x - mean) / sqrt(var + eps) * weight + bias, mean and variance of each group of channels (Wu and He, 2018), as torch's group_norm.
+    """Return (x - mean) / sqrt(var + eps) * weight + bias, mean and variance of each group of channels (Wu and He, 2018), as torch's group_norm.
 
     Shapes: x (N, C, ...); weight, bias (C,); groups divides C. Computed in float32; returns the shape of x in the promoted dtype.
     Differentiable in x, weight, bias and eps. Raises ValueError where shapes disagree, TypeError where an argument is not a tensor.

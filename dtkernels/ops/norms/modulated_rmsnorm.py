@@ -7,7 +7,7 @@ from ..op_decorator import only_tensors, op
 def modulated_rmsnorm(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None = None, eps: float = 1e-6, *, offset: int = 0
 ) -> torch.Tensor:
-    """rmsnorm(x) * (weight + offset) * (1 + scale) + shift: an RMS norm modulated by a condition (Peebles and Xie, DiT, 2023), in one kernel.
+    """Return rmsnorm(x) * (weight + offset) * (1 + scale) + shift: an RMS norm modulated by a condition (Peebles and Xie, DiT, 2023), in one kernel.
 
     Shapes: x (B, ..., C); weight (C,); scale and shift (C,), (B, C), or the shape of x; scale and shift have one shape. Computed in float32;
     returns the shape of x in the promoted dtype. Differentiable in all of them and eps. Raises ValueError where shapes disagree, TypeError

@@ -18,7 +18,7 @@ def normalize(
     gate_first: bool = False,
     logistic: bool = False,
 ) -> torch.Tensor:
-    """(v - mean) / sqrt(mean((v - mean)^2) + eps) * (weight + offset) + bias, times silu(gate): a norm of which every part is optional.
+    """Return (v - mean) / sqrt(mean((v - mean)^2) + eps) * (weight + offset) + bias, times silu(gate): a norm of which every part is optional.
 
     v is x. mean is 0, or with centered the mean of a row: an RMS norm (Zhang and Sennrich, 2019) or a layer norm (Ba, Kiros and Hinton,
     2016). offset: 1 for models that store the weight minus 1 (Nemotron). With gate_first v is x * silu(gate), and the result has no gate:

@@ -5,7 +5,7 @@ from ..op_decorator import op
 
 @op(A="x (..., C)", w="weight (3)", z="bias (1)")
 def polynorm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """weight[0] * n(x^3) + weight[1] * n(x^2) + weight[2] * n(x) + bias, with n(v) = v / sqrt(mean(v^2) + eps) (Zhuo et al., PolyCom, 2024).
+    """Return weight[0] * n(x^3) + weight[1] * n(x^2) + weight[2] * n(x) + bias, with n(v) = v / sqrt(mean(v^2) + eps) (Zhuo et al., PolyCom, 2024).
 
     Shapes: x (..., C); weight (3,); bias (1,). Computed in float32; returns the shape of x in the promoted dtype. Differentiable in x,
     weight, bias and eps. Raises ValueError where shapes disagree.

@@ -15,7 +15,7 @@ def qk_norm_rope(
     *,
     offset: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """rope(rmsnorm(q), rmsnorm(k)): each head normed by its own weight, then rotated in halves (Qwen 3, Gemma 3).
+    """Return rope(rmsnorm(q), rmsnorm(k)): each head normed by its own weight, then rotated in halves (Qwen 3, Gemma 3).
 
     Shapes: q (B, H, S, D); k (B, G, S, D); q_weight, k_weight (D,); cos and sin (B, S, D), (1, S, D) or (S, D); D is even. offset: 1 for
     models that store the weight minus 1. The norm is not rounded before the rotation. Returns both in the promoted dtype. Differentiable in

@@ -7,7 +7,7 @@ from ..op_decorator import only_tensors, op
 def multimodal_rope(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sections: tuple[int, int, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """RoPE by three positions, in time, height and width, for tokens of text, images and video (Wang et al., Qwen2-VL, 2024), in halves.
+    """Return RoPE by three positions, in time, height and width, for tokens of text, images and video (Wang et al., Qwen2-VL, 2024), in halves.
 
     Frequency i of the D / 2 takes the first, second or third of the positions as sections say: sections[0] frequencies the first, sections[1]
     the second, the others the third. Shapes: q (B, H, S, D); k (B, G, S, D); cos and sin (3, B, S, D); sections add up to D / 2. Returns

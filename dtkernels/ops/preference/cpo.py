@@ -16,7 +16,7 @@ def cpo(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """-log sigmoid(beta * (log p(chosen) - log p(rejected))) - alpha * log p(chosen) / tokens, log-probabilities summed (Xu et al., 2024).
+    """Return -log sigmoid(beta * (log p(chosen) - log p(rejected))) - alpha * log p(chosen) / tokens, log-probabilities summed (Xu et al., 2024).
 
     alpha weighs the negative log-probability of the chosen sequence, a mean over its tokens.
 

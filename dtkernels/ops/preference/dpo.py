@@ -17,7 +17,7 @@ def dpo(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """-log sigmoid(beta * ((log p - log r)(chosen) - (log p - log r)(rejected))), log-probabilities summed over tokens (Rafailov et al., 2023).
+    """Return -log sigmoid(beta * ((log p - log r)(chosen) - (log p - log r)(rejected))), log-probabilities summed over tokens (Rafailov et al., 2023).
 
     p is the policy, r the reference. label_smoothing: the share of pairs that are the other way round (conservative DPO; Mitchell, 2023).
 

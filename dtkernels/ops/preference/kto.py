@@ -17,7 +17,7 @@ def kto(
     undesirable_weight: float = 1.0,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """weight * (1 - sigmoid(beta * (reward - kl))), or (kl - reward) where a sequence is undesirable (Ethayarajh et al., 2024).
+    """Return weight * (1 - sigmoid(beta * (reward - kl))), or (kl - reward) where a sequence is undesirable (Ethayarajh et al., 2024).
 
     The reward of a sequence is the sum of logprobs - reference over its tokens; kl the reference point, a number or a one-element tensor, which
     the paper does not differentiate. Shapes: logprobs, reference, mask (B, S), the mask true where a token counts; desirable (B,), true or false.

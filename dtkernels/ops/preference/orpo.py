@@ -14,7 +14,7 @@ def orpo(
     beta: float = 0.1,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """-log p(chosen) - beta * log sigmoid(log odds(chosen) - log odds(rejected)), log-probabilities averaged over tokens (Hong et al., 2024).
+    """Return -log p(chosen) - beta * log sigmoid(log odds(chosen) - log odds(rejected)), log-probabilities averaged over tokens (Hong et al., 2024).
 
     The odds of p are p / (1 - p). Each pair has the negative log-probability of its own chosen sequence.
 

@@ -16,7 +16,7 @@ def simpo(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """-log sigmoid(beta * (log p(chosen) - log p(rejected)) - gamma), log-probabilities averaged over tokens (Meng et al., 2024).
+    """Return -log sigmoid(beta * (log p(chosen) - log p(rejected)) - gamma), log-probabilities averaged over tokens (Meng et al., 2024).
 
     gamma is the margin itself, beta times what the paper calls the ratio of the two.
 

@@ -5,7 +5,7 @@ from ..op_decorator import only_tensors, op
 
 @op(V="blocks (N, ..., C)", q="query (C)", w="weight (C)")
 def attention_residual(blocks: torch.Tensor, query: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """sum over n of softmax(query . rmsnorm(blocks[n]) * weight)[n] * blocks[n]: attention over depth (Kimi Team, Attention Residuals, 2026).
+    """Return the sum over n of softmax(query . rmsnorm(blocks[n]) * weight)[n] * blocks[n]: attention over depth (Kimi Team, Attention Residuals, 2026).
 
     Shapes: blocks (N, ..., C), the outputs of N earlier blocks; query, weight (C,). Computed in float32; returns (..., C) in the promoted
     dtype. Differentiable in all three and eps. Raises ValueError where shapes disagree, TypeError where an argument is not a tensor.

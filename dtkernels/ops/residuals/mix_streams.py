@@ -5,7 +5,7 @@ from ..op_decorator import only_tensors, op
 
 @op(X="streams (T, I, C)", M="mixing (T, O, I)", F="output (T, C)", u="gain (T, O)")
 def mix_streams(streams: torch.Tensor, mixing: torch.Tensor, output: torch.Tensor | None = None, gain: torch.Tensor | None = None) -> torch.Tensor:
-    """mixing @ streams + gain * output: the residual streams of hyper-connections, each token with a mixing of its own (Zhu et al., 2024; Xie et al., mHC, 2025).
+    """Return mixing @ streams + gain * output: the residual streams of hyper-connections, each token with a mixing of its own (Zhu et al., 2024; Xie et al., mHC, 2025).
 
     A row of mixing gives the input of a block, mixing (..., 1, I) without an output; a square one the streams after it. Shapes: streams
     (..., I, C); mixing (..., O, I); output (..., C) and gain (..., O) together or not at all; the result (..., O, C) in the promoted dtype,
