@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dtkernels.codegen.pipeline import lower
 from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
 from dtkernels.lang.algorithm import Algorithm
@@ -510,19 +511,13 @@ def as_numpy(tensor) -> np.ndarray:
     return tensor.numpy() if dtype_name(tensor) == "bool" else tensor.double().numpy()
 
 
-def host(func: str, fused: dict[str, tuple[str, str]]) -> str:
-    while func in fused:
-        func = fused[func][0]
-    return func
-
-
 def outputs_of(compiled, *args, **kwargs) -> dict[str, object]:
     """Call every wrapper of a compiled program; results by Func."""
-    program = compiled.program
-    fused, asked = program.schedule.fused(), program.outputs()
+    asked = compiled.program.outputs()
+    hosts = {w: k.func for k in lower(compiled.prepared) for w in k.writes}
     results: dict[str, object] = {}
-    for root in dict.fromkeys(host(f, fused) for f in asked):
-        names = [f for f in asked if host(f, fused) == root]
+    for root in dict.fromkeys(hosts[f] for f in asked):
+        names = [f for f in asked if hosts[f] == root]
         found = getattr(compiled, root if root in names else names[0])(*args, **kwargs)
         assert isinstance(found, tuple) == (len(names) > 1), f"{root}: {type(found)} for {names}"
         results |= dict(zip(names, found if isinstance(found, tuple) else (found,), strict=True))

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import math
 
-from oracle import host
 from random_programs import ELEMENTS, Builder
 
 from dtkernels.codegen.lower.merged_labels import grouped
 from dtkernels.lang import Algorithm, Primitive, Schedule
 from dtkernels.lang import expr as ex
-from dtkernels.lang.schedule import APPROXIMATIONS, Grouped, Named, Share, Sized
+from dtkernels.lang.schedule import APPROXIMATIONS, Grouped, Named, Share, Sized, host
 
 STEPS = 60  #: at most so many innermost steps a kernel, times its Funcs; the interpreter takes about a millisecond for each
 

@@ -22,7 +22,7 @@ from ...lang.checks import check_given
 from ...lang.errors import DEPTH
 from ...lang.extents.formulas import inputs_of, source_of
 from ...lang.extents.sources import computed
-from ...lang.schedule import Program, host
+from ...lang.schedule import Program
 from ..build.source_cache import load_module
 from ..path_counters import checking, interpreting
 from ..reference.launch_context import one_kernel_at_a_time
@@ -76,7 +76,7 @@ class CompiledProgram:
         self._fit.check(args, kwargs)
         run = getattr(self._module_for(args, kwargs), name, None)
         if run is None:
-            root, together = host(name, self.prepared.schedule.fused()), self._fit.together(name)
+            root, together = self._fit.hosts[name], self._fit.together(name)
             where = root if root in together else together[0]
             raise DTError(f"{name} is computed together with others", found=f"a call of {name}",
                           allowed=f"{where}, which returns {', '.join(together)}")  # fmt: skip
@@ -176,8 +176,8 @@ class ArgumentCheck:
 
     def __init__(self, program: Program):
         self.program, self.algorithm, self.outputs = program, (algorithm := program.algorithm), program.outputs()
-        self.fused = program.schedule.fused()
         self.kernels = lower(program)
+        self.hosts = {w: k.func for k in self.kernels for w in k.writes}  #: Func that is written -> the Func whose kernel writes it
         lowered = prelower(program)
         self.added = {a.func for a in lowered.accumulated}
         self.extents = lowered.algorithm  #: has the labels that ``merge`` declares too
@@ -198,7 +198,7 @@ class ArgumentCheck:
 
     def together(self, name: str) -> tuple[str, ...]:
         """Return the outputs of the wrapper that computes ``name``."""
-        return tuple(o for o in self.outputs if host(o, self.fused) == host(name, self.fused))
+        return tuple(o for o in self.outputs if self.hosts[o] == self.hosts[name])
 
     def tensors(self, args: tuple, kwargs: dict) -> dict:
         import torch

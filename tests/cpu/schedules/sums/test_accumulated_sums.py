@@ -152,3 +152,14 @@ def test_one_sweep_has_five_products_and_no_other_kernel_of_them():
     loops = kernel.split("for m_start in ")[1:]
     assert len(loops) == 3 and [loop.count("tl.dot(") for loop in loops] == [5, 5, 5] and text.count("tl.dot(") == 15
     assert "range(m_begin" in loops[0] or "m_begin" in loops[0].split(":")[0], "queries before the first key of the block are left out"
+
+
+def test_an_output_among_the_terms_comes_from_the_kernel_that_adds_them_up():
+    text = (
+        "Func f0, f1, f2; In A, B, C; Var y; RVar x; f0[y] = 1 - A[y]; f1[y, x] = f0[y] * B[y, x]; f2[y] = rdot(f1[y, x], C[y, x], x);"
+        "f2.block(y:16); f1.fuse_at(f2, y); f2.accumulate_at(f0, y, ordered); f0.block(y:8); f2.tensorize(x:0); f0.compile(); f1.compile(); f2.compile();"
+    )
+    A, B, C = torch.randn(7), torch.randn(7, 20), torch.randn(7, 20)
+    check(text, A, B, C)
+    with pytest.raises(dtkernels.DTError, match="f1 is computed together with others: found a call of f1; allowed: f0, which returns f0, f1"):
+        dtkernels.compile(text).f1(A=A, B=B, C=C)
