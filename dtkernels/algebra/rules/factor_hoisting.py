@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
-from ..smart_constructors import is_length
+from ..smart_constructors import is_constant, is_length
 from .canonicalize import extracted_func, inline_access
 
 
@@ -18,7 +19,7 @@ def hoist_invariant_factors(algorithm: Algorithm, outputs: tuple[str, ...], inli
 
     Likewise a condition that does not depend on it, which decides between all terms and none. Funcs in ``inline`` (all, if None) that are
     quotients or products with such a factor are looked through: ``sm[m, l] = e[m, l] / d[m]`` need not be written inside the sum. Funcs that
-    nothing uses any more are removed. An empty sum stays 0 whatever divides it; an existing test of ``d[m] == 0`` covers this case.
+    nothing uses any more are removed. A number of times another Func is looked through at any index, shifted ones included. An empty sum stays 0 whatever divides it; an existing test of ``d[m] == 0`` covers this case.
 
     A mean keeps its factors where another sum reads deviations from it: ``rsum((z[b, o] - mean[o]) ** 2, b)``. Both then take one pass.
     """
@@ -149,6 +150,22 @@ def _is_computed(func: str, inner: ex.Expr, algorithm: Algorithm) -> bool:
     return len({a.tensor for a in ex.accesses(inner)}) > 1 and not any(isinstance(n, (ex.Reduce, ex.Dot)) for n in parts)
 
 
+def _multiple(access: ex.Access, algorithm: Algorithm) -> tuple[ex.Expr, list[tuple[str, ex.Expr]]] | None:
+    """Split an element of a Func that is a number of times another one into that one and the number, wherever it is: outside, both are 0."""
+    d = algorithm[access.tensor]
+    match d.expr:
+        case ex.Binary("*", ex.Access() as other, number) | ex.Binary("*", number, ex.Access() as other) | ex.Binary("/", ex.Access() as other, number):
+            plain = sorted(i.name for i in other.index if isinstance(i, ex.Label)) == sorted(d.labels) and len(other.index) == len(d.labels)
+            if plain and is_constant(number) and not ex.free_labels(number) and _is_finite(number):
+                return ex.substitute(other, dict(zip(d.labels, access.index)), index=True), [(d.expr.op, number)]  # type: ignore[union-attr]
+    return None
+
+
+def _is_finite(number: ex.Expr) -> bool:
+    value = number.arg.value if isinstance(number, ex.Unary) else number.value  # type: ignore[attr-defined]
+    return not isinstance(value, bool) and math.isfinite(value) and value != 0
+
+
 def _split(node: ex.Expr, labels: tuple[str, ...], algorithm: Algorithm, inline: frozenset[str] | None):
     """Split ``node`` into (part that depends on labels, [(op, factor that does not)])."""
     if isinstance(node, ex.Access) and node.tensor in algorithm and (inline is None or node.tensor in inline):
@@ -158,7 +175,7 @@ def _split(node: ex.Expr, labels: tuple[str, ...], algorithm: Algorithm, inline:
             costly = any(any(ex.accesses(factor)) for _, factor in outside) or _is_computed(node.tensor, inner, algorithm)
             if outside and not (costly and _has_several_users(node.tensor, algorithm)):
                 return inner, outside
-        return node, []
+        return _multiple(node, algorithm) or (node, [])
     if isinstance(node, ex.Binary) and node.op in "*/":
         depends = bool(ex.free_labels(node.left) & set(labels)), bool(ex.free_labels(node.right) & set(labels))
         if depends[0] and not depends[1]:

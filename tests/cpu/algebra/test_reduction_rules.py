@@ -11,8 +11,10 @@ from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
+from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
 from dtkernels.lang.schedule import Program
+from dtkernels.runtime.reference.evaluator import evaluate
 
 
 def kernels(text: str, sizes: dict[str, int], itemsize: int = 4):
@@ -102,3 +104,16 @@ def test_sums_over_everything_in_any_order_agree_with_float64(over):
     for order in itertools.permutations("bxy"):
         program, _ = kernels(f"Func f; In A, B; RVar b, x, y; f[] = {over.format(', '.join(order))} + 0 * B[0, 0, 0]; f.compile();", sizes)
         near([dtkernels.compile(str(program))(*given)], [want], a.numel())
+
+
+@pytest.mark.parametrize("times", ["* 2", "* (0 - 0.5)", "/ 4", "* 0", "* s"])
+def test_a_number_is_hoisted_from_shifted_elements_too(times):
+    text = f"Func e, d, f, g; In A, W, V; SIn s; Var x, y; RVar r; Extent x = A[0]; e[x] = tanh(A[x]); d[x] = e[x] {times}; f[y] = rsum(d[y - r] * W[r], r); g[x] = d[x] * V[x]; Extent y = A[0] + W[0] - 1;"
+    text = text if times == "* s" else text.replace("SIn s; ", "")
+    algorithm = parse(text).algorithm
+    prepared = prepare_algorithm(algorithm, ("f", "g"))
+    read = {a.tensor for a in ex.accesses(prepared["f"].expr)}
+    assert ("d" in read) == (times in ("* 0", "* s")), str(prepared)  # 0 times an infinity is none, and a scalar may be one
+    tensors = {"A": torch.randn(9), "W": torch.randn(3), "V": torch.randn(9)}
+    for got, expected in zip(*(evaluate(a, tensors, {"s": 3.0} if times == "* s" else {}, ("f", "g")) for a in (prepared, algorithm)), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
