@@ -339,9 +339,7 @@ def _shaped_like(grad: torch.Tensor | None, like: tuple[torch.Size, torch.dtype]
 
 def choose_path(tensors: Mapping[Any, torch.Tensor]) -> str:
     """Return gpu, interpreter or reference, by device and dtype."""
-    if any(t.is_floating_point() and t.dtype not in (*KERNEL_DTYPES, *FLOAT8_NAMES) for t in tensors.values()) or not any(
-        t.is_floating_point() for t in tensors.values()
-    ):
+    if any(t.is_floating_point() and t.dtype not in (*KERNEL_DTYPES, *FLOAT8_NAMES) for t in tensors.values()):
         return "reference"
     if next(iter(tensors.values())).is_cuda:
         return "gpu"

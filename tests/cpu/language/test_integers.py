@@ -177,3 +177,27 @@ def test_whole_numbers_beside_a_product_keep_their_value(place, dtype):
     b[length - 2 : length + 2] = torch.tensor([1, 2, 4, 8], dtype=dtype)[:, None]
     f = dtkernels.compile(program)(A=torch.ones(3, 2100, dtype=dtype), N=torch.tensor([length, length - 1, length + 1]), B=b)
     assert f.dtype == dtype and f[:, 0].tolist() == [3, 1, 7] and (f == f[:, :1]).all()
+
+
+INTEGERS_ALONE = {
+    "bits": ("f[i, j] = (X[i, j] >> 1) & 85;", lambda X: (X >> 1) & 85),
+    "sums": ("f[i] = rsum(X[i, j], j);", lambda X: X.sum(1)),
+    "places": ("f[i] = rargmax(X[i, j], j);", lambda X: X.argmax(1)),
+    "conditions": ("f[i, j] = X[i, j] > 500;", lambda X: X > 500),
+    "casts": ("f[i, j] = cast(X[i, j] * 0.5, fp16);", lambda X: X * 0.5),
+    "products": ("f[i, k] = rdot(X[i, j], Y[k, j], j);", lambda X: X.double() @ X.double().T),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("name", INTEGERS_ALONE)
+def test_an_op_of_integers_alone_runs_kernels(name, dtype, tmp_path):
+    body, truth = INTEGERS_ALONE[name]
+    op = f"alone_{name}_{str(dtype).removeprefix('torch.')}"
+    labels = "i, k; RVar j" if "k]" in body else "i; RVar j" if body.startswith("f[i] ") else "i, j"
+    path = tmp_path / "op.yaml"
+    path.write_text(f"op: {op}\ndoc: as in torch\nalgorithm: |\n  Func {op}; In X{', Y' if 'Y[' in body else ''}; Var {labels}; {body.replace('f[', f'{op}[', 1)}\n")
+    X = torch.randint(0, 1000 if dtype != torch.uint8 else 256, (5, 70), generator=torch.Generator().manual_seed(0)).to(dtype)
+    got = dtkernels.register(path)(X=X, **({"Y": X} if "Y[" in body else {}))
+    torch.testing.assert_close(got.double(), truth(X.long()).double(), rtol=1e-6 if name != "casts" else 2**-11, atol=0)
+    assert dtkernels.paths()[op]["interpreter"] == 1

@@ -111,13 +111,13 @@ class ExpressionPrinter:
 
     def _op(self, op: Op, order: tuple[Axis, ...]) -> tuple[str, int]:
         fn, args = op.fn, op.args
+        if fn in ("+", "-", "*") and is_integer(op):
+            args = (_wide_beside(args[0], args[1], fn), _wide_beside(args[1], args[0], fn))
         if fn in _INFIX:
             symbol, own = _INFIX[fn]
             return f"{self._at(args[0], order, own)} {symbol} {self._at(args[1], order, own + 1)}", own
         if fn in BITS:
             return f"({self._bits(args[0], order, fn == '<<')} {fn} {self._bits(args[1], order)})", _ATOM
-        if fn in "+-*" and is_integer(op):
-            args = (_wide_beside(args[0], args[1], fn), _wide_beside(args[1], args[0], fn))
         if fn in COMPARISONS:
             return f"{self._at(args[0], order, _COMPARE + 1)} {fn} {self._at(args[1], order, _COMPARE + 1)}", _COMPARE
         single = [a for a in args if not nest.axes_of(a)]
