@@ -46,7 +46,7 @@ def _is_integer(data: ex.Expr, known: frozenset[str]) -> bool:
     match data:
         case ex.Access(name) | ex.Scalar(name):
             return name in known
-        case ex.Binary("+" | "-" | "*" | "//" | "%", a, b):
+        case ex.Binary("+" | "-" | "*" | "//" | "%" | "&" | ">>", a, b):
             return _is_integer(a, known) and _is_integer(b, known)
         case ex.Const(value):
             return isinstance(value, int)

@@ -29,6 +29,10 @@ class Sizes:
             return bool(condition)
         return bool(self.env.evaluate_expr(condition))
 
+    def never_negative(self, value: Any) -> bool:
+        """Tell whether a size is at least 0 at every call that takes this program. Adds no guard."""
+        return bool(self.env.bound_sympy(self.of(value)).lower >= 0)
+
     def same(self, a: Any, b: Any) -> bool:
         """Tell whether two sizes are equal."""
         a, b = self.of(a), self.of(b)

@@ -12,6 +12,7 @@ from ..builder import Builder
 from ..unsupported import UnsupportedOperation
 from ..values import Index, Value, flat
 from .elementwise import ONE, ZERO, choose, compare
+from .positions import from_the_end
 from .table import op
 
 INDEXING = "indexing"
@@ -86,10 +87,8 @@ def index_select(b: Builder, x: Any, dim: int, index: Any) -> Value:
     return along(b, x, dim % x.rank, b.value(index))
 
 
-@op("gather", "take_along_dim", group=INDEXING)
-def gather(b: Builder, x: Any, dim: Any, index: Any, sparse_grad: bool = False) -> Value:
-    if isinstance(dim, Value):
-        dim, index = index, dim
+@op("gather", group=INDEXING)
+def gather(b: Builder, x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Value:
     x, index = fresh(b, b.value(x)), position(b, b.value(index))
     place = dim % x.rank
     for k, (own, other) in enumerate(zip(x.dims, index.dims)):
@@ -104,6 +103,26 @@ def gather(b: Builder, x: Any, dim: Any, index: Any, sparse_grad: bool = False) 
     return Value(index.dims, b.taken(x, place, lambda _: index.expr, ()).expr, x.dtype)
 
 
+@op("take_along_dim", group=INDEXING)
+def take_along_dim(b: Builder, x: Any, indices: Any, dim: int | None = None) -> Value:
+    """Gather where other dimensions broadcast and negative positions count from the end."""
+    x, index = fresh(b, b.value(x)), position(b, b.value(indices))
+    if dim is None:
+        x, index, dim = (*(replace(v, dims=(tuple(leaf for d in v.dims for leaf in flat(d)),)) for v in (x, index)), 0)
+    place = dim % x.rank
+    dims = list(index.dims)
+    for k, (own, other) in enumerate(zip(x.dims, index.dims)):
+        if k == place or not flat(own):
+            continue
+        if flat(other):
+            b.unify(other, own)
+            x = replace(x, expr=b.moved(x.expr, [own], [other]))
+        else:
+            dims[k] = own
+    at = from_the_end(b, index.expr, b.extent(x.dims[place]))
+    return Value(tuple(dims), b.taken(x, place, lambda _: at, ()).expr, x.dtype)
+
+
 @op("index", "_unsafe_index", group=INDEXING)
 def indexed(b: Builder, x: Any, indices: list) -> Value:
     """x[:, t]: one or several integer tensors, which broadcast. Negative ones count from the end."""
@@ -112,8 +131,7 @@ def indexed(b: Builder, x: Any, indices: list) -> Value:
     dims, exprs = b.aligned(list(given.values()))
     places = list(given)
     for place, expr in zip(places, exprs):
-        counted = all(isinstance(n, (ex.Label, ex.Const)) or not isinstance(n, (ex.Access, ex.Scalar)) for n in expr.walk())
-        at = expr if counted else ex.Binary("%", expr, b.number(b.extent(x.dims[place])))
+        at = from_the_end(b, expr, b.extent(x.dims[place]))
         x = replace(x, expr=b.taken(x, place, lambda _, at=at: at, ()).expr)  # type: ignore[misc]
     together = places == list(range(places[0], places[0] + len(places)))
     rest = [d for place, d in enumerate(x.dims) if place not in given]

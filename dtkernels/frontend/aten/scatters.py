@@ -14,6 +14,7 @@ from ..unsupported import UnsupportedOperation
 from ..values import Index, IndexLabel, Value, flat
 from .elementwise import ONE, ZERO, choose, compare, converted, over, plus, times, where
 from .indexing import fresh, position
+from .positions import from_the_end
 from .table import op
 
 SCATTERED = "writes by index"
@@ -132,8 +133,8 @@ def scatter_reduce(b: Builder, x: Any, dim: int, index: Any, src: Any, reduce: s
     return _finished(b, replace(x, expr=total))
 
 
-def by_vector(b: Builder, x: Any, dim: int, index: Any, source: Any, adds: bool) -> Value:
-    """Write slices along a dimension at the places that a vector names: index_add, index_copy, index_fill."""
+def by_vector(b: Builder, x: Any, dim: int, index: Any, source: Any, adds: bool, negative: bool = False) -> Value:
+    """Write slices along a dimension at the places that a vector names: index_add, index_copy, index_fill. ``negative``: places may count from the end."""
     x, index, source = fresh(b, b.value(x)), position(b, b.value(index)), b.value(source)
     place = dim % max(x.rank, 1)
     vector = fresh(b, index if index.rank else replace(index, dims=((),)))
@@ -144,7 +145,8 @@ def by_vector(b: Builder, x: Any, dim: int, index: Any, source: Any, adds: bool)
             b.unify(leaves, source.dims[place])
             source = replace(source, expr=b.moved(source.expr, [source.dims[place]], [leaves]))
         source = laid(b, source, x, place, [])
-    match = compare("==", vector.expr, b.flat_index(x.dims[place]) if x.rank else ZERO)
+    at = b.marked(from_the_end(b, vector.expr, b.extent(x.dims[place]))) if negative and x.rank else vector.expr
+    match = compare("==", at, b.flat_index(x.dims[place]) if x.rank else ZERO)
     return _finished(b, written(b, x, match, b.numeric(converted(b, source, x.dtype)), flat(vector.dims[0]), adds))
 
 
@@ -154,9 +156,14 @@ def index_add(b: Builder, x: Any, dim: int, index: Any, source: Any, *, alpha: A
     return by_vector(b, x, dim, index, source if alpha == 1 else b.elementwise(times, source, alpha, dtype=source.dtype), True)
 
 
-@op("index_copy", "index_fill", group=SCATTERED)
+@op("index_copy", group=SCATTERED)
 def index_copy(b: Builder, x: Any, dim: int, index: Any, source: Any) -> Value:
     return by_vector(b, x, dim, index, source, False)
+
+
+@op("index_fill", group=SCATTERED)
+def index_fill(b: Builder, x: Any, dim: int, index: Any, value: Any) -> Value:
+    return by_vector(b, x, dim, index, value, False, negative=True)
 
 
 @op("index_put", "_unsafe_index_put", "_index_put_impl", group=SCATTERED)
@@ -179,8 +186,7 @@ def index_put(b: Builder, x: Any, indices: list, values: Any, accumulate: bool =
             taken[expr.name] = at  # arange over the dimension: no search
             free = [leaf for leaf in free if leaf.name != expr.name]
             continue
-        counted = not any(isinstance(n, (ex.Access, ex.Scalar)) for n in expr.walk())
-        matches.append(compare("==", expr if counted else ex.Binary("%", b.marked(expr), b.number(b.extent(own))), at))
+        matches.append(compare("==", b.marked(from_the_end(b, expr, b.extent(own))), at))
     together = places == list(range(places[0], places[0] + len(places)))
     first = places[0] if together else 0
     rest = [d for place, d in enumerate(x.dims) if place not in given]

@@ -1,5 +1,6 @@
 """Programs of ``dtkernels.fuse`` compile for every target, forward and backward, by the default schedule."""
 
+import fused_positions  # noqa: F401 (it adds cases)
 import pytest
 import torch
 from fused_functions import CASES, arguments

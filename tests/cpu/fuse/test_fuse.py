@@ -1,6 +1,7 @@
 """``dtkernels.fuse``: torch functions as generated programs, against torch itself in float64."""
 
 import fused_everyday  # noqa: F401 (it adds cases)
+import fused_positions  # noqa: F401 (it adds cases)
 import fused_windows  # noqa: F401 (it adds cases)
 import pytest
 import torch

@@ -1,0 +1,63 @@
+"""Positions in fused functions: which ones are counted from the end, and what one outside on either side does."""
+
+import pytest
+import torch
+
+import dtkernels
+
+
+def numbers():
+    return torch.arange(1.0, 13).view(3, 4)
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_positions_outside_read_zero_and_write_nothing(interpreted, dtype, monkeypatch):
+    if not interpreted:
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+    @dtkernels.fuse
+    def outside(x, i):
+        y = x * 1
+        y[:, i] = 50.0
+        return x[:, i] * 1, y, x[:, torch.arange(3) - 6] * 1
+
+    x = numbers()
+    read, y, far = outside(x, torch.tensor([-4, -5, 4, 3, -1], dtype=dtype))
+    zero = torch.zeros(3)
+    assert torch.equal(read, torch.stack((x[:, 0], zero, zero, x[:, 3], x[:, 3]), 1))
+    assert torch.equal(y, torch.where(torch.tensor([True, False, False, True]), 50.0, x))
+    assert torch.equal(far, torch.stack((zero, zero, x[:, 0]), 1))
+
+
+NEVER_NEGATIVE = {
+    "range": lambda x: x[:, torch.arange(3)] * 2,
+    "quotient": lambda x: x[:, torch.arange(4) // 2] * 2,
+    "reversal": lambda x: x[:, x.shape[1] - 1 - torch.arange(x.shape[1])] * 2,
+    "remainder": lambda x: x[:, (torch.arange(4) - 2) % 4] * 2,
+    "place": lambda x: x[torch.arange(3), x.argmax(1)] * 2,
+    "count": lambda x: x[:, torch.bucketize(x[0], torch.tensor([3.0, 9.0]))] * 2,
+}
+
+
+@pytest.mark.parametrize("name", NEVER_NEGATIVE)
+def test_positions_that_are_never_negative_are_read_as_they_are(name):
+    function = NEVER_NEGATIVE[name]
+    fused = dtkernels.fuse(function)
+    assert torch.equal(fused(numbers()), function(numbers()))
+    assert ">>" not in fused.dt and "%" not in fused.dt.replace("(z - 2) % 4", "")
+
+
+def test_a_range_moved_round_keeps_the_form_that_gradients_invert():
+    fused = dtkernels.fuse(lambda x: x[:, torch.arange(x.shape[1]) - 1] * 2)
+    fused(numbers())
+    assert "x[y, (z - 1) % len(z)]" in fused.dt
+
+
+def test_take_along_dim_broadcasts():
+    def taken(x, i):
+        return torch.take_along_dim(x, i, 1), torch.take_along_dim(x[:1], i, 1), torch.take_along_dim(x, i[:1], 1), torch.take_along_dim(x, i[:, 0].abs())
+
+    fused, i = dtkernels.fuse(taken), torch.tensor([[-1, 0], [2, -3], [1, 1]])
+    for got, want in zip(fused(numbers(), i), taken(numbers(), i), strict=True):
+        assert torch.equal(got, want)
