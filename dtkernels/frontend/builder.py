@@ -137,6 +137,8 @@ class Builder:
 
     def condition(self, value: Value) -> ex.Expr:
         """Return the expression of an element as a condition."""
+        if isinstance(value.expr, ex.Const):
+            return ex.Const(bool(value.expr.value))
         return value.expr if value.dtype == torch.bool else ex.Binary("!=", value.expr, ex.Const(0))
 
     # -- dimensions -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..lang import expr as ex
-from .aten.elementwise import choose, converted
+from .aten.elementwise import choose_as, converted
 from .aten.table import GROUPS, TABLE, VIEWS
 from .aten.views import first_of
 from .builder import Builder
@@ -282,7 +282,7 @@ class Interpreter:
             if flat(moved.dims[k]):
                 b.unify(base.dims[k], moved.dims[k])
         expr = b.moved(moved.expr, [moved.dims[k] for k in others], [base.dims[k] for k in others])
-        return Value(base.dims, choose(inside, expr, base.expr), base.dtype)
+        return Value(base.dims, choose_as(base.dtype, inside, expr, base.expr), base.dtype)
 
     def permuted_back(self, name: str, args: list, new: Value) -> Value:
         """Return the base of a permuted view from the view's value."""
@@ -306,7 +306,7 @@ class Interpreter:
                 b.unify(own, other)
         expr = b.moved(moved.expr, moved.dims[:-1], others)
         here = ex.Binary("==", ex.Binary("+", b.flat_index(rows), ex.Const(offset)), b.flat_index(columns))
-        return Value(base.dims, choose(here, expr, base.expr), base.dtype)
+        return Value(base.dims, choose_as(base.dtype, here, expr, base.expr), base.dtype)
 
     def changed(self, node: torch.fx.Node, name: str, target: Tensor, args: list, kwargs: dict) -> Tensor:
         """Run an in-place operation: compute its plain form and write that to the target."""

@@ -68,6 +68,13 @@ def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
     return call("where", condition, a, b)
 
 
+def choose_as(dtype: torch.dtype, condition: Expr, a: Expr, b: Expr) -> Expr:
+    """Choose between two elements of a dtype; between truth values by conditions, since DT's ``where`` gives numbers."""
+    if dtype != torch.bool:
+        return choose(condition, a, b)
+    return ex.Binary("or", ex.Binary("and", condition, a), ex.Binary("and", ex.Unary("not", condition), b))
+
+
 def compare(operator: str, a: Expr, b: Expr) -> Expr:
     return ex.Binary(operator, a, b)
 
@@ -320,6 +327,8 @@ for _name, _row in ex.FUNCTIONS.items():
 
 def _extreme(name: str) -> Callable[..., Value]:
     def entry(b: Builder, x: Any, y: Any) -> Value:
+        if b.dtype == torch.bool:
+            return logical(b, "or" if name == "maximum" else "and", x, y)
         if not b.dtype.is_floating_point:  # a choice between integers is one
             return b.elementwise(lambda p, q: choose(compare(">" if name == "maximum" else "<", p, q), p, q), x, y)
         return b.elementwise(lambda p, q: call(name, p, q), x, y)
@@ -485,9 +494,9 @@ def where(b: Builder, condition: Any, x: Any = None, y: Any = None) -> Value:
     if x is None:
         raise UnsupportedOperation("where with a condition alone", why="the size of its result depends on data")
     values = [b.value(v) for v in (condition, x, y)]
-    if values[1].dtype == values[2].dtype == torch.bool:
+    if b.dtype == torch.bool:
         dims, (c, p, q) = b.aligned([Value(v.dims, b.condition(v), torch.bool) for v in values])
-        return Value(dims, ex.Binary("or", ex.Binary("and", c, p), ex.Binary("and", ex.Unary("not", c), q)), torch.bool)
+        return Value(dims, choose_as(torch.bool, c, p, q), torch.bool)
     dims, (c, p, q) = b.aligned([Value(v.dims, b.condition(v) if v is values[0] else b.numeric(v), v.dtype) for v in values])
     return Value(dims, choose(c, p, q), b.dtype)
 

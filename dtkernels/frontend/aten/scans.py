@@ -11,7 +11,7 @@ from ...lang import expr as ex
 from ..builder import Builder
 from ..unsupported import UnsupportedOperation
 from ..values import Value, flat
-from .elementwise import ZERO, call, choose, compare, minus, negative, plus
+from .elementwise import ZERO, call, choose, compare, converted, minus, negative, plus
 from .reductions import prepared, shared
 from .table import op
 
@@ -82,12 +82,13 @@ def ranked(b: Builder, x: Value, k: int, dim: int, largest: bool) -> tuple[Value
     place = dim % max(x.rank, 1)
     if not x.rank or not flat(x.dims[place]):
         return x, Value(x.dims, ZERO, torch.int64)
-    x = _by_position(b, x, place)
+    dtype = x.dtype
+    x = _by_position(b, x if dtype != torch.bool else replace(x, expr=b.numeric(x), dtype=torch.uint8), place)
     x, ranks, over = shared(b, x, "scores"), b.index(k), b.binding(list(x.dims[place]))
     dims = (*x.dims[:place], ranks, *x.dims[place + 1 :])
     terms = x.expr if largest else negative(x.expr)
     values, places = (b.define(Value(dims, ex.Reduce(kind, terms, over, b.flat_index(ranks)), x.dtype), hint) for kind, hint in (("topk", "values"), ("argtopk", "places")))
-    return replace(values, expr=values.expr if largest else negative(values.expr)), replace(places, dtype=torch.int64)
+    return converted(b, replace(values, expr=values.expr if largest else negative(values.expr)), dtype), replace(places, dtype=torch.int64)
 
 
 @op("sort", group=SCANS)

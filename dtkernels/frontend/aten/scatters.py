@@ -22,6 +22,9 @@ SCATTERED = "writes by index"
 
 def written(b: Builder, x: Value, match: ex.Expr, value: ex.Expr, over_: Sequence[Index], adds: bool) -> Value:
     """Return ``x`` where nothing matches, else ``value``: of several matches along ``over_`` the last one, or ``x`` and the sum of all."""
+    if x.dtype == torch.bool:
+        found = written(b, replace(x, expr=b.numeric(x), dtype=torch.uint8), match, value, over_, adds)
+        return converted(b, found, x.dtype)
     if not over_:
         return replace(x, expr=choose(match, plus(x.expr, value) if adds else value, x.expr))
     names, dtype = b.binding(list(over_)), x.dtype if x.dtype.is_floating_point else torch.float32
@@ -191,10 +194,14 @@ def index_put(b: Builder, x: Any, indices: list, values: Any, accumulate: bool =
     first = places[0] if together else 0
     rest = [d for place, d in enumerate(x.dims) if place not in given]
     like = Value((*rest[:first], *dims, *rest[first:]), ZERO, x.dtype)
-    target, (_, value) = b.aligned([like, converted(b, values, x.dtype)])
+    values = converted(b, values, x.dtype)
+    target, (_, value) = b.aligned([like, replace(values, expr=b.numeric(values))])
     value = b.moved(value, target, like.dims)
-    expr, value = both(matches) if matches else ex.Const(True), b.replaced(value, taken)
-    return written(b, x, b.replaced(expr, taken), value, free, accumulate) if matches else replace(x, expr=plus(x.expr, value) if accumulate else value)
+    value = b.replaced(value, taken)
+    if matches:
+        return written(b, x, b.replaced(both(matches), taken), value, free, accumulate)
+    found = replace(x, expr=plus(b.numeric(x), value) if accumulate else value, dtype=torch.uint8 if x.dtype == torch.bool else x.dtype)
+    return converted(b, found, x.dtype)
 
 
 def masked_put(b: Builder, x: Value, masks: list[int], given: dict[int, Value], values: Value, adds: bool) -> Value:

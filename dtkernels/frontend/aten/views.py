@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import sympy
+import torch
 
 from ...lang import expr as ex
 from ..builder import Builder
 from ..unsupported import UnsupportedOperation
 from ..values import Index, Value, flat, label
-from .elementwise import choose, compare
+from .elementwise import choose_as, compare
 from .table import op
 
 VIEWED, JOINED = "views", "joining"
@@ -219,16 +220,21 @@ def diagonal(b: Builder, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) 
 def stack(b: Builder, tensors: list, dim: int = 0) -> Value:
     values = [b.value(t) for t in tensors]
     place = dim % (values[0].rank + 1)
-    dims, exprs = b.aligned([replace(v, expr=b.numeric(v)) for v in values])
+    dims, exprs = b.aligned([replace(v, expr=_piece(b, v)) for v in values])
     new = b.index(len(values))
-    return Value((*dims[:place], new, *dims[place:]), _chosen(new, exprs), b.dtype)
+    return Value((*dims[:place], new, *dims[place:]), _chosen(b.dtype, new, exprs), b.dtype)
 
 
-def _chosen(dim: tuple[Index, ...], exprs: list[ex.Expr]) -> ex.Expr:
+def _piece(b: Builder, value: Value) -> ex.Expr:
+    """Return an element of what is joined: a condition only where all pieces are truth values."""
+    return b.condition(value) if b.dtype == torch.bool else b.numeric(value)
+
+
+def _chosen(dtype: torch.dtype, dim: tuple[Index, ...], exprs: list[ex.Expr]) -> ex.Expr:
     """Return the expression of the piece that an index selects."""
     found = exprs[-1]
     for k in range(len(exprs) - 2, -1, -1):
-        found = choose(compare("==", label(dim[0]), ex.Const(k)), exprs[k], found)
+        found = choose_as(dtype, compare("==", label(dim[0]), ex.Const(k)), exprs[k], found)
     return found
 
 
@@ -247,7 +253,7 @@ def cat(b: Builder, tensors: list, dim: int = 0) -> Value:
     start, found, exprs, ends = sympy.Integer(0), None, [], []
     for v, size in zip(values, sizes):
         first = b.number(b.sizes.of(start))
-        v = replace(v, expr=b.numeric(v))
+        v = replace(v, expr=_piece(b, v))
         piece = b.taken(v, place, lambda i, first=first: ex.Binary("-", i, first), new)  # type: ignore[misc]
         others = [d for k, d in enumerate(piece.dims) if k != place]
         exprs.append(b.moved(piece.expr, others, [d for k, d in enumerate(dims) if k != place]))
@@ -255,7 +261,7 @@ def cat(b: Builder, tensors: list, dim: int = 0) -> Value:
         ends.append(b.number(start))
     found = exprs[-1]
     for expr, end in zip(exprs[-2::-1], ends[-2::-1]):
-        found = choose(compare("<", label(new[0]), end), expr, found)
+        found = choose_as(b.dtype, compare("<", label(new[0]), end), expr, found)
     return Value((*dims[:place], new, *dims[place + 1 :]), found, b.dtype)
 
 
@@ -272,7 +278,7 @@ def pad(b: Builder, x: Any, padding: list, *mode: Any) -> Value:
     x = b.value(x)
     if word != "constant":
         return bordered(b, x, padding, word)
-    value = value if x.dtype.is_floating_point else int(value)
+    value = value if x.dtype.is_floating_point else bool(value) if x.dtype == torch.bool else int(value)
     for k in range(0, len(padding), 2):
         place, (before, after) = x.rank - 1 - k // 2, padding[k : k + 2]
         if before == after == 0:
@@ -284,7 +290,7 @@ def pad(b: Builder, x: Any, padding: list, *mode: Any) -> Value:
         at = label(dim[0])
         end = b.number(b.sizes.of(own + b.sizes.of(before)))
         inside = ex.Binary("and", compare(">=", at, first), compare("<", at, end))
-        x = replace(x, expr=choose(inside, b.numeric(x), b.value(value).expr))
+        x = replace(x, expr=choose_as(x.dtype, inside, x.expr, b.value(value).expr))
     return x
 
 
@@ -313,8 +319,8 @@ def _bordered(b: Builder, x: Value, place: int, before: Any, after: Any, mode: s
     low = b.taken(x, place, lambda i: ex.Binary("-", first, i) if mirrored else ex.Const(0), dim)
     high = b.taken(x, place, lambda i: ex.Binary("-", twice, i) if mirrored else last, dim)
     at = b.flat_index(dim)
-    inner = choose(compare("<", at, b.number(b.sizes.of(size + before))), b.taken(x, place, back, dim).expr, high.expr)
-    return replace(low, expr=choose(compare("<", at, first), low.expr, inner))
+    inner = choose_as(x.dtype, compare("<", at, b.number(b.sizes.of(size + before))), b.taken(x, place, back, dim).expr, high.expr)
+    return replace(low, expr=choose_as(x.dtype, compare("<", at, first), low.expr, inner))
 
 
 def _of_mode(mode: str) -> Callable[..., Value]:
@@ -380,7 +386,7 @@ def diag_embed(b: Builder, x: Any, offset: int = 0, dim1: int = -2, dim2: int = 
         raise UnsupportedOperation("diag_embed off the main diagonal, or in other dimensions than the last two")
     rows = x.dims[-1]
     columns = tuple(Index(leaf.axis) for leaf in flat(rows))
-    return Value((*x.dims, columns), choose(compare("==", b.flat_index(rows), b.flat_index(columns)), b.numeric(x), ex.Const(0)), x.dtype)
+    return Value((*x.dims, columns), choose_as(x.dtype, compare("==", b.flat_index(rows), b.flat_index(columns)), x.expr, ex.Const(x.dtype != torch.bool and 0)), x.dtype)
 
 
 @op("repeat_interleave", group=JOINED)
