@@ -242,6 +242,26 @@ def grouped_attention(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
+@case(((2, 6, 5, 4), (2, 6, 5, 4), (6, 5, 5), (6, 1, 5), ("mask", 6, 5, 5)), ((2, 4, 3, 8), (2, 4, 3, 8), (4, 3, 3), (4, 1, 3), ("mask", 4, 3, 3)), interpreted=True)
+def masks_for_each_head(q, k, bias, row, mask):
+    wide = F.scaled_dot_product_attention(q, k, k, attn_mask=bias) + F.scaled_dot_product_attention(q, k, k, attn_mask=row)
+    return wide + F.scaled_dot_product_attention(q[0], k[0], k[0], attn_mask=mask)
+
+
+@case(
+    ((2, 6, 5, 4), (2, 2, 7, 4), (6, 5, 7), (2, 1, 5, 7), (1, 6, 1, 7), ("mask", 2, 6, 5, 7)),
+    ((2, 8, 3, 8), (2, 4, 9, 8), (8, 3, 9), (2, 1, 3, 9), (1, 8, 1, 9), ("mask", 2, 8, 3, 9)),
+)
+def grouped_attention_with_masks(q, k, heads, batch, row, mask):
+    return tuple(F.scaled_dot_product_attention(q, k, k, attn_mask=m, enable_gqa=True) for m in (heads, batch, row, mask))
+
+
+@case(((6, 8),), ((5, 12),), interpreted=True)
+def rounded_to_decimals(x):
+    y = x * 40
+    return y.round(decimals=1), y.round(decimals=-1) + x, (x * 1).round_(decimals=2), torch.round(y)
+
+
 @case(((2, 6, 12), (36, 12), (12, 12)), ((3, 5, 8), (24, 8), (8, 8)), interpreted=True)
 def self_attention(x, w, o):
     b, t, c = x.shape

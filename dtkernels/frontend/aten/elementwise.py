@@ -321,8 +321,17 @@ for _name, _function in UNARY.items():
 for _name, _function in ACTIVE.items():
     _enter(_name, _function, ACTIVATIONS)
 for _name, _row in ex.FUNCTIONS.items():
-    if _row.arguments == 1 and hasattr(torch.ops.aten, _name) and _name not in ("abs", "detach"):
+    if _row.arguments == 1 and hasattr(torch.ops.aten, _name) and _name not in ("abs", "detach", "round"):
         _enter(_name, lambda a, _name=_name: call(_name, a), FUNCTIONS)  # type: ignore[misc]
+
+
+@op("round", group=FUNCTIONS)
+def rounded(b: Builder, x: Any, *, decimals: int = 0) -> Value:
+    """To the nearest multiple of 10^-decimals, halves to the even one."""
+    unit = ex.Const(10 ** abs(decimals)) if decimals else ONE
+    if decimals < 0:
+        return b.elementwise(lambda a: times(call("round", over(a, unit)), unit), x)
+    return b.elementwise(lambda a: over(call("round", times(a, unit)), unit) if decimals else call("round", a), x)
 
 
 def _extreme(name: str) -> Callable[..., Value]:

@@ -11,7 +11,7 @@ import torch
 from ...lang import expr as ex
 from ..builder import Builder
 from ..unsupported import UnsupportedOperation
-from ..values import Value
+from ..values import Value, flat
 from .elementwise import ZERO, choose, compare, number, over, plus, times
 from .indexing import fresh
 from .randomness import dropped
@@ -137,13 +137,15 @@ def attention(b: Builder, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout
               enable_gqa: bool = False) -> Value:  # fmt: skip
     """softmax(q k' * scale + mask) v. A query to which nothing is visible gives zeros."""
     q, k, v = b.value(q), b.value(k), b.value(v)
+    mask = None if attn_mask is None else b.value(attn_mask)
     if enable_gqa:
         q, k, v = grouped(b, q, k, v)
+        mask = mask and with_groups(b, mask, [b.extent(d) for d in q.dims[-4:-2]])
     width = b.number(b.extent(q.dims[-1]))
     found = multiplied(b, q, replace(k, dims=(*k.dims[:-2], k.dims[-1], k.dims[-2])), "product")
     factor = number(float(scale)) if scale is not None else number(width.value**-0.5) if isinstance(width, ex.Const) else None
     scores = b.elementwise(lambda s: over(s, ex.Call("sqrt", (width,))) if factor is None else times(s, factor), found)
-    scores = masked(b, scores, attn_mask, is_causal)
+    scores = masked(b, scores, mask, is_causal)
     scores, total = exponentials(b, shared(b, scores, "scores"), -1)
     weights = b.elementwise(lambda s: ex.Call("exp", (s,)), scores)
     weights = dropped(b, weights, dropout_p) if dropout_p else weights
@@ -171,12 +173,19 @@ def merged_groups(out: Value) -> Value:
     return replace(out, dims=(*batch, (*heads, *group), m, n))
 
 
-def masked(b: Builder, scores: Value, mask: Any, causal: bool) -> Value:
+def with_groups(b: Builder, mask: Value, sizes: list[Any]) -> Value:
+    """Split the heads of a mask as those of the queries. ``sizes``: of the heads of k, and of their groups."""
+    if mask.rank < 3:
+        return mask
+    if not flat(mask.dims[-3]):
+        return replace(mask, dims=(*mask.dims[:-2], EMPTY, *mask.dims[-2:]))
+    shape = [b.extent(d) for d in mask.dims]
+    return b.reshaped(mask, [*shape[:-3], *sizes, *shape[-2:]])
+
+
+def masked(b: Builder, scores: Value, mask: Value | None, causal: bool) -> Value:
     """Apply a boolean or additive mask, and the causal one, which is aligned at the first query and key."""
     if mask is not None:
-        mask = b.value(mask)
-        if mask.rank >= 3 and scores.rank == mask.rank + 1:  # the heads of the scores are split into groups
-            raise UnsupportedOperation("grouped attention with a mask for each head")
         if mask.dtype == torch.bool:
             scores = b.elementwise(lambda m, s: choose(m, s, ex.NEG_INF), _as_condition(b, mask), scores)
         else:
