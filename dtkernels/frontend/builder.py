@@ -216,14 +216,18 @@ class Builder:
 
     def passes_gradient(self, expr: ex.Expr) -> bool:
         """Tell whether torch would have a value require a gradient where its floating-point inputs do."""
+        return bool(self.differentiated(expr))
+
+    def differentiated(self, expr: ex.Expr) -> frozenset[int]:
+        """Return the tensors of a call, by number, of which torch would have a value require a gradient."""
         types = {known.name: known.source for known in self.inputs.values()}
         funcs = {d.name: d for d in self.definitions}
-        todo, seen = [expr], set()
+        todo, seen, found = [expr], set(), set()
         while todo:
             match todo.pop():
                 case ex.Access(name, _) | ex.Scalar(name) if name in types:
                     if types[name].dtype.is_floating_point and all(str(op) != "aten.detach.default" for op, *_ in types[name].steps):
-                        return True
+                        found.add(types[name].root)
                 case ex.Access(name, _) if name in funcs and name not in seen:
                     seen.add(name)
                     todo.append(funcs[name].expr)
@@ -237,7 +241,7 @@ class Builder:
                     continue
                 case node:
                     todo += node.children()
-        return False
+        return frozenset(found)
 
     def define(self, value: Value, hint: str = "") -> Value:
         """Give a value a Func of its own."""

@@ -22,7 +22,7 @@ from ..runtime.log import log, warn_once
 from ..runtime.path_counters import count
 from .captures import _PLAIN, State, setting, state_of
 from .sizes import Sizes
-from .tracing import Traced, at, decided, is_of_user, is_tracing, place_text, trace
+from .tracing import Traced, at, decided, is_tracing, place_of, place_text, trace
 from .unsupported import UnsupportedOperation
 from .values import SEED, Source
 from .writer import CARRIER, WrittenProgram, cast_word, write
@@ -78,7 +78,7 @@ class Compiled:
             tuple((name, s.root, steps(s)) if isinstance(s, Source) else (name, None, evaluated(s, env)) for name, s in w.scalars),
             tuple(evaluated(n, env) for n in w.carried),
             tuple(
-                (w.funcs.index(r.func), tuple(evaluated(n, env) for n in r.shape), r.dtype, r.detached) if r.func else (None, r.source.root, steps(r.source), False)  # type: ignore[union-attr,arg-type]
+                (w.funcs.index(r.func), tuple(evaluated(n, env) for n in r.shape), r.dtype, r.differentiated) if r.func else (None, r.source.root, steps(r.source), ())  # type: ignore[union-attr,arg-type]
                 for r in w.results
             ),
             tuple(evaluated(v, env) if not isinstance(v, _Tensor) else v for v in self.leaves),
@@ -114,13 +114,14 @@ class Bound:
             made = operator(**given)
             found = made if isinstance(made, tuple) else (made,)
         results = []
-        for which, second, third, detached in self.results:
+        for which, second, third, differentiated in self.results:
             if which is None:
                 results.append(_viewed(tensors[second], third))
                 continue
             one = found[which].reshape(second)
             one = one if one.dtype == third else one.to(third)
-            results.append(one.detach() if detached and one.requires_grad else one)
+            kept = not one.requires_grad or any(tensors[k].requires_grad for k in differentiated)  # one node computes all results
+            results.append(one if kept else one.detach())
         return tree_unflatten([results[v.place] if isinstance(v, _Tensor) else v for v in self.leaves], spec)
 
 
@@ -192,6 +193,7 @@ class Fused:
         every = [*tensors, *(stand_ins.get(id(t), t) for t in state.tensors)]
         key = (spec, plain, tuple(map(_kind, tensors)), tuple(state.key), torch.is_grad_enabled(), torch.get_default_dtype(), _autocast(every))
         try:
+            _refuse_transforms(every)
             program = self.program(key, leaves, spec, tensors, state)
             if program.without_gradient is not None and torch.is_grad_enabled() and any(t.requires_grad for t in every):
                 raise program.without_gradient
@@ -229,7 +231,8 @@ class Fused:
             except Exception as error:
                 self.explain(error, leaves, spec)
                 why = f"tracing raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-                known.append(_refused(UnsupportedOperation("this function", why, _user_line(error)), error))
+                place = place_text(place_of(list(traceback.walk_tb(error.__traceback__)))) or getattr(error, "place", "")
+                known.append(_refused(UnsupportedOperation("this function", why, place), error))
                 raise known[-1] from error  # type: ignore[misc]
             known.append(made)
             self.last = made
@@ -251,8 +254,6 @@ class Fused:
 
         if not tensors:
             raise UnsupportedOperation("a call without tensors")
-        if any(torch._C._functorch.is_gradtrackingtensor(t) for t in tensors):
-            raise UnsupportedOperation("torch.func.grad, vjp and jvp of a fused function", allowed="backward, torch.autograd.grad")
         for t in (*tensors, *state.tensors):
             if t.is_complex() or t.layout != torch.strided or t.is_nested:
                 raise UnsupportedOperation(f"a tensor of {t.dtype}, {t.layout}")
@@ -269,6 +270,9 @@ class Fused:
             return self.written(traced, interpreter, leaves, spec, stand_ins, state)
         except UnsupportedOperation as error:
             error.decided = decided(traced.env, traced.symbols)
+            raise
+        except Exception as error:
+            error.place = interpreter.builder.place  # type: ignore[attr-defined]  # of the operation at hand
             raise
 
     def written(self, traced: Traced, interpreter: Any, leaves: list, spec: Any, stand_ins: list[torch.Tensor], state: State) -> Compiled:
@@ -341,6 +345,17 @@ class Fused:
         return [names.get(k, "a") for k, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
 
 
+def _refuse_transforms(tensors: list[torch.Tensor]) -> None:
+    """Refuse calls under torch.vmap and torch.func, also those for which there is a program."""
+    functorch = torch._C._functorch
+    if functorch.peek_interpreter_stack() is None:
+        return
+    if any(functorch.is_batchedtensor(t) for t in tensors):
+        raise UnsupportedOperation("torch.vmap of a fused function", allowed="a function written for leading dimensions")
+    if any(functorch.is_functorch_wrapped_tensor(t) for t in tensors):
+        raise UnsupportedOperation("torch.func.grad, vjp and jvp of a fused function", allowed="backward, torch.autograd.grad")
+
+
 def _refuse_hidden_tensors(leaves: list) -> None:
     """Refuse results of classes that torch's trees do not know, where they hold tensors: those would be the trace's."""
     for value in leaves:
@@ -356,12 +371,6 @@ def _of_sizes(value: Any, sizes: Sizes) -> Any:
     if isinstance(value, torch.SymInt):
         return sizes.of(value)
     return value.node.expr if isinstance(value, torch.SymFloat) else bool(value) if isinstance(value, torch.SymBool) else value
-
-
-def _user_line(error: BaseException) -> str:
-    """Return the innermost line of an error's traceback that is neither torch's nor ours."""
-    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_of_user(frame)]
-    return place_text(lines[-1]) if lines else ""
 
 
 def _refused(error: UnsupportedOperation, source: Exception) -> UnsupportedOperation:

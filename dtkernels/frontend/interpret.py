@@ -6,6 +6,7 @@ the base since; a write to a view is a write to a part of the base.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -158,7 +159,7 @@ class Interpreter:
             if _shares_memory(node) or isinstance(given, Source):
                 return found
             return [Tensor(v.read()) for v in found] if isinstance(found, list) else Tensor(found.read())  # a copy: a write to it is none to the base
-        made = TABLE[name](b, *self.short(name, self.values(args)), **self.values(kwargs))
+        made = translated(name, b, *self.short(name, self.values(args)), **self.values(kwargs))
         if isinstance(made, tuple):
             return [Tensor(self.recorded(self.kept(node, v, place))) if v is not None else None for place, v in enumerate(made)]
         return Tensor(self.recorded(self.kept(node, made)))
@@ -217,7 +218,7 @@ class Interpreter:
                 step = (node.target, tuple(self.sized(args)), tuple(sorted(self.sized(kwargs).items())), place if isinstance(out, (list, tuple)) else None)
                 after = () if recording else ((torch.ops.aten.detach.default, (), (), None),)
                 return Source(value.root, (*value.steps, step, *after), shape, value.dtype, value.name)  # type: ignore[arg-type]
-            made = TABLE[name](b, b.value(value), *self.values(args), **self.values(kwargs))
+            made = translated(name, b, b.value(value), *self.values(args), **self.values(kwargs))
             made = made[place] if isinstance(made, tuple) else made
             return made if recording else b.detached(made)
 
@@ -315,7 +316,7 @@ class Interpreter:
             raise UnsupportedOperation(f"aten.{name}_").at(place_text(self.traced.places.get(node)))
         if isinstance(target.read(), Source):
             raise UnsupportedOperation("changing an argument in place", allowed="a new tensor, x = x + 1")
-        made = TABLE[name](b, *self.values(args), **self.values(kwargs))
+        made = translated(name, b, *self.values(args), **self.values(kwargs))
         before = b.value(target.read())
         if not self.recording and b.passes_gradient(before.expr):
             b.forbid_gradient(f"{name}_ inside torch.no_grad", "the tensor has a gradient")
@@ -324,6 +325,15 @@ class Interpreter:
             made = b.define(made, self.names.get(node, name))
         target.write(b, made)
         return target
+
+
+def translated(name: str, b: Builder, *args: Any, **kwargs: Any) -> Any:
+    """Run an entry of the table; refuse arguments that it does not take."""
+    try:
+        inspect.signature(TABLE[name]).bind(b, *args, **kwargs)
+    except TypeError as error:
+        raise UnsupportedOperation(f"aten.{name} with these arguments", why=str(error)) from None
+    return TABLE[name](b, *args, **kwargs)
 
 
 def _is_double(node: torch.fx.Node) -> bool:

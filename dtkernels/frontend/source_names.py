@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import torch
 
-from .tracing import Place
+from .tracing import Place, is_of_torch
 
 
 def assigned_names(graph: torch.fx.Graph, places: Mapping[torch.fx.Node, Place]) -> dict[torch.fx.Node, str]:
@@ -18,7 +18,7 @@ def assigned_names(graph: torch.fx.Graph, places: Mapping[torch.fx.Node, Place])
     found: dict[torch.fx.Node, str] = {}
     before = None
     for node in graph.nodes:
-        if (place := places.get(node)) is None:
+        if (place := places.get(node)) is None or is_of_torch(place[0]):
             continue
         statement = _statement(place[0], place[1])
         if before is not None and statement != before and before in last:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from .aten.decompositions import FUNCTIONS
@@ -22,6 +23,8 @@ Place = tuple[str, int]
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _REQUIRES_GRAD, _DATA = torch.Tensor.requires_grad.__get__, torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _AUGMENTED = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")}
+_TRACED = "traced_function"  #: the frame that the traced function is called from
+_NUMBERS = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__bool__", "__complex__"}
 MOST_RETRACES = 8  #: each takes operations apart that the table lacks
 
 
@@ -149,14 +152,14 @@ def _trace(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Te
                     symbols[n.node.expr] = (k, dim)
         results = []
 
-        def run(*given: torch.Tensor) -> Any:
+        def traced_function(*given: torch.Tensor) -> Any:
             with places, _autograd_functions(places):
                 results.append(call(list(given)))
             return _tensors_in(results[-1])
 
         try:
             with mode:
-                module = make_fx(run, decomposition_table=table, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*stand_ins)
+                module = make_fx(traced_function, decomposition_table=table, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*stand_ins)
         except Exception as error:
             error.decided = decided(env, symbols)  # type: ignore[attr-defined]  # read by fused_function
             raise
@@ -186,10 +189,14 @@ class Places(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         self.now = _user_place() or self.now
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise UnsupportedOperation("torch.vmap, torch.func.grad and the like inside a function", allowed="operations on leading dimensions; backward").at(place_text(self.now))
         if function == _REQUIRES_GRAD and not sys._getframe(1).f_code.co_filename.startswith(_OWN):
             raise UnsupportedOperation("requires_grad", why="stand-ins need no gradient", allowed="a flag among the arguments").at(place_text(self.now))
-        if args and _changes_first(function) and type(args[0]) in (torch.Tensor, torch.nn.Parameter):  # no stand-in: torch would change it now
+        if args and _changes_first(function) and _closed_over(args[0]):  # no stand-in: torch would change it now
             raise UnsupportedOperation("changing a tensor in place that it closes over", allowed="a new tensor").at(place_text(self.now))
+        with at(self.now):
+            _refuse_numbers(getattr(function, "__name__", ""), args)
         function = torch.Tensor.detach if function == _DATA else FUNCTIONS.get(function, function)  # a trace does not see where ``data`` comes from
         result = function(*args, **(kwargs or {}))
         from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -207,6 +214,24 @@ class Places(TorchFunctionMode):
         return {node: self.by_name[node.name] for node in module.graph.nodes if node.name in self.by_name}
 
 
+def _refuse_numbers(name: str, args: tuple) -> None:
+    """Refuse numbers that a trace would keep: those of closed-over tensors, which may change, and of an index without dimensions, of which torch takes the number."""
+    if name in _NUMBERS and _closed_over(args[0]):
+        raise UnsupportedOperation("a number taken from a tensor that it closes over", why="it may change", allowed="the tensor itself, x * scale; a number")
+    if name not in ("__getitem__", "__setitem__"):
+        return
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    tensors = [i for i in index if isinstance(i, torch.Tensor) and not i.dim() and i.dtype != torch.bool]
+    bounds = [n for i in index if isinstance(i, slice) for n in (i.start, i.stop, i.step)]
+    if any(map(_closed_over, bounds)) or any(not isinstance(i, FakeTensor) or i.constant is None for i in tensors):  # an argument, computed, or closed over
+        raise UnsupportedOperation("indexing by a tensor without dimensions", why="torch takes its number, which depends on data", allowed="x[i[None]], which keeps the dimension with size 1")
+
+
+def _closed_over(value: Any) -> bool:
+    """Tell whether a value is a tensor that is no stand-in."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter)
+
+
 def _changes_first(function: Any) -> bool:
     """Tell whether a function of torch changes its first argument, by its name: ``add_``, ``__setitem__``, ``__iadd__``."""
     name = getattr(function, "__name__", "")
@@ -217,18 +242,31 @@ def _from_the_end(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
     return iter(reversed(graph.nodes))
 
 
-def is_of_user(frame: Any) -> bool:
-    return not frame.f_code.co_filename.startswith((*_OWN, "<frozen"))
+def is_of_torch(file: str) -> bool:
+    return file.startswith((_OWN[0], "<frozen"))
+
+
+def place_of(frames: Sequence[tuple[Any, int]]) -> Place | None:
+    """Return the user's place among (frame, line), outermost first: the innermost one of the traced function that is neither torch's nor ours.
+
+    Of a function that is torch's own, such as the forward of ``nn.LSTM``, it is the innermost forward of a module.
+    """
+    traced = next((k for k in range(len(frames) - 1, -1, -1) if frames[k][0].f_code.co_name == _TRACED and frames[k][0].f_code.co_filename == __file__), len(frames))
+    inside = [(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames[traced + 1 :] if not f.f_code.co_filename.startswith(_OWN[1])]
+    users = [one for one in inside if not is_of_torch(one[0])]
+    found = users or [one for one in inside if one[2] == "forward"] or inside[:1]
+    return found[-1][:2] if found else None
 
 
 def _user_place() -> Place | None:
-    """Return the innermost frame that is neither torch's nor ours."""
-    frame = sys._getframe(2)
+    """Return the user's place in the function that is being traced."""
+    frame, frames = sys._getframe(2), list[tuple[Any, int]]()
     while frame is not None:
-        if is_of_user(frame):
-            return frame.f_code.co_filename, frame.f_lineno
+        frames.append((frame, frame.f_lineno))
+        if frame.f_code.co_name == _TRACED and frame.f_code.co_filename == __file__:
+            break
         frame = frame.f_back  # type: ignore[assignment]
-    return None
+    return place_of(frames[::-1])
 
 
 _watching = threading.local()  #: ``places``: where this thread notes calls of torch.autograd.Function

@@ -30,7 +30,7 @@ class Result:
     source: Source | None
     shape: tuple
     dtype: torch.dtype
-    detached: bool = False  #: no gradient passes through it
+    differentiated: frozenset[int] = frozenset()  #: the tensors of a call that a gradient passes to, by number
 
 
 @dataclass
@@ -212,12 +212,12 @@ def write(builder: Builder, results: Sequence[Any], names: Sequence[str], inputs
         if isinstance(value, Source):
             made.append(Result(None, value, value.shape, value.dtype))
             continue
-        detached = value.dtype.is_floating_point and not builder.passes_gradient(value.expr)
-        if detached and isinstance(value.expr, ex.Call) and value.expr.fn == "detach":
+        differentiated = builder.differentiated(value.expr) if value.dtype.is_floating_point else frozenset[int]()
+        if not differentiated and isinstance(value.expr, ex.Call) and value.expr.fn == "detach":
             value = replace(value, expr=value.expr.args[0])
         func = _result(builder, value, name, cast, funcs)
         funcs.append(func)
-        made.append(Result(func, None, tuple(builder.extent(d) for d in value.dims), value.dtype, detached))
+        made.append(Result(func, None, tuple(builder.extent(d) for d in value.dims), value.dtype, differentiated))
     writer = Writer(builder)
     definitions = _needed(builder.definitions, funcs)
     used = _inputs_of(definitions)

@@ -83,8 +83,8 @@ def searchsorted(b: Builder, sorted_sequence: Any, x: Any, *, out_int32: bool = 
 
 @op("index_select", group=INDEXING)
 def index_select(b: Builder, x: Any, dim: int, index: Any) -> Value:
-    x = b.value(x)
-    return along(b, x, dim % x.rank, b.value(index))
+    x, index = b.value(x), b.value(index)
+    return along(b, x, dim % x.rank, index if index.rank else replace(index, dims=((),)))  # the dimension stays
 
 
 @op("gather", group=INDEXING)
