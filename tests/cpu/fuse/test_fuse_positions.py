@@ -4,6 +4,9 @@ import pytest
 import torch
 
 import dtkernels
+from dtkernels.algebra.autodiff.gradient import gradient
+from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.added_terms import _is_integer, picked_term_names
 
 
 def numbers():
@@ -61,3 +64,17 @@ def test_take_along_dim_broadcasts():
     fused, i = dtkernels.fuse(taken), torch.tensor([[-1, 0], [2, -3], [1, 1]])
     for got, want in zip(fused(numbers(), i), taken(numbers(), i), strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("index", [lambda x, i: x[i] * 2, lambda x, i: x[:, i - 1] * 2])
+def test_terms_of_such_a_gradient_are_added_where_the_position_says(index, monkeypatch):
+    """The schedule knows the position for an integer."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    fused = dtkernels.fuse(index)
+    fused(numbers(), torch.tensor([0, -1]))
+    variant = fused.state.last.operator.variant((), frozenset(), 0)
+    derived = gradient(variant.differentiated, variant.outputs, ("x",))
+    backward = prepare_algorithm(derived.backward, tuple(derived.grads.values()))
+    known = backward.indices | backward.integer_tensors() | backward.integer_scalars()
+    (terms,) = picked_term_names(backward).values()
+    assert all(">>" in str(data) and _is_integer(data, known) for _, data in terms.places)
