@@ -17,7 +17,8 @@ def counted_back(x, t):
     """Shifts, reversals and distances: of ranges alone."""
     rows, columns = torch.arange(x.shape[0]), torch.arange(x.shape[1])
     distances = torch.arange(2)[:, None] - torch.arange(3)
-    return x[:, columns - 1], x[:, -1 - columns], x[-rows], x[:, columns % 2 - 1], x[:, distances], t[distances] * 2, x.flatten()[-1 - columns]
+    halves = (rows[:, None] - columns) // 2
+    return x[:, halves], x[:, columns % -2], x[:, columns - 1], x[:, -1 - columns], x[-rows], x[:, columns % 2 - 1], x[:, distances], t[distances] * 2, x.flatten()[-1 - columns]
 
 
 @case(((4, 6), ("index", 6, 4), (6,)), ((3, 9), ("index", 9, 3), (9,)), interpreted=True, compiled=True, programs=2)  # a sort takes the size as a number
@@ -40,4 +41,5 @@ def written_from_the_end(x, i, v, w):
     c[:, i - 2] = 7.0
     d[:, -1 - torch.arange(3)] += w
     e[torch.arange(2) - 1, [-2]] = v[0]
+    e[:, -torch.arange(3) // 2] = 5.0
     return a, b, c, d, e, x.index_fill(1, i - 1, 9.0), torch.index_put(x, (torch.arange(2) - 2,), v[0, :1], accumulate=True)

@@ -13,6 +13,7 @@ from ..values import Size
 
 Bounds = tuple[Any, Any]  #: the least and the largest value, as sizes; None where unknown
 UNKNOWN: Bounds = (None, None)
+FAR = 2**31 - 1  #: what positions of labels are below; rounded down, a quotient by it is -1 of negative ones and 0 of others
 SIGN, WIDE_SIGN = 31, 63  #: a shift that leaves -1 of negative numbers and 0 of others; the second for int64, since a shift by all 32 bits has no defined result
 
 
@@ -28,6 +29,8 @@ def from_the_end(b: Builder, expr: ex.Expr, size: Any) -> ex.Expr:
         return ex.Binary("+", expr, whole)
     if _inside(b, low, high, size) and not any(isinstance(n, (ex.Access, ex.Scalar)) for n in expr.walk()):
         return ex.Binary("%", expr, whole)  # of labels alone: gradients know its inverse
+    if any(isinstance(n, ex.Binary) and n.op in ("/", "//") for n in expr.walk()):  # in an index both are "/", which bits are not taken of
+        return ex.Binary("-", expr, ex.Binary("*", ex.Binary("//", expr, ex.Const(FAR)), whole))
     sign = ex.Binary(">>", expr, ex.Const(WIDE_SIGN if _wide(b, expr) else SIGN))
     return ex.Binary("+", expr, ex.Binary("&", sign, whole))
 

@@ -143,7 +143,7 @@ class ExpressionPrinter:
             return f"{helper}({self._number(args[0], order)}, FLOAT8)", _ATOM
         if fn.startswith("cast:"):
             return self._cast(args[0], f"tl.{DTYPES[fn[5:]]}", order), _ATOM
-        if fn in ("//", "%") and all(never_negative(a) for a in args[:1]) and (fn == "%" or never_negative(op)):
+        if fn in ("//", "%") and never_negative(args[0]) and never_negative(op):
             return f"{self._at(args[0], order, _MULTIPLY)} {fn} {self._at(args[1], order, _MULTIPLY + 1)}", _MULTIPLY
         if fn in self.approximate and nest.axes_of(op):
             self.helpers |= WITH_CALLED[f"hardware_{fn}"]
