@@ -110,7 +110,7 @@ def savable_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Pr
 
 
 def _gradients_in_float32(forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: dict[str, str]) -> Algorithm:
-    """Return gradients of inputs in float32, where results are cast, if the inputs feed no product or backward does not read them.
+    """Return gradients of scalars in float32, and those of inputs where results are cast, if the inputs feed no product or backward does not read them.
 
     The adjoint then has the dtype of the cast, or does not count if that is float32, and the gradient of a float32 bias that is only added
     would be rounded to 16 bits.
@@ -118,12 +118,10 @@ def _gradients_in_float32(forward: Algorithm, outputs: tuple[str, ...], backward
     Before: ``d_bias[n] = rsum(d_y[m, n], m);``  After: ``d_bias[n] = cast(rsum(d_y[m, n], m), fp32);``
     """
     cast = {e.dtype for o in outputs if isinstance(e := forward[o].expr, ex.Cast) and e.dtype in ex.DTYPES}
-    if not cast:
-        return backward
     feeding = {s for _, _, wanted in products(forward) for s in (*wanted.sources, *wanted.otherwise)}
     read = {a.tensor for d in backward.definitions for a in ex.accesses(d.expr)}
     narrow = cast != {"fp32"}
-    kept = {func for n, func in grads.items() if n in forward.inputs and (n not in read or narrow and n not in feeding)}
+    kept = {func for n, func in grads.items() if n in forward.scalars or cast and (n not in read or narrow and n not in feeding)}
 
     def change(d: Definition) -> Definition:
         return replace(d, expr=ex.Cast(d.expr, "fp32")) if d.name in kept and not isinstance(d.expr, ex.Cast) else d

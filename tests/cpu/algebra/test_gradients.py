@@ -324,3 +324,11 @@ def test_a_logarithm_of_a_sum_inside_another(scale, tmp_path):
 
     A = normal(3, 4, dtype=torch.float32, device="cpu") * scale
     agree(registered("test_nested_logsumexp", text, tmp_path), truth, {"A": A}, terms=scale)
+
+
+def test_the_gradient_of_a_float32_scalar_beside_float16_inputs_is_not_rounded_to_float16(tmp_path):
+    path = tmp_path / "scaled.yaml"
+    path.write_text("op: scaled_by_number\ndoc: x\nalgorithm: |\n  Func scaled_by_number; In X; SIn a; Var x, y; scaled_by_number[x, y] = a * X[x, y];\n")
+    X, a = torch.full((40, 50), 60.0, dtype=torch.float16), torch.tensor(0.5, requires_grad=True)
+    (d_a,) = torch.autograd.grad(dtkernels.register(path)(X, a).sum(), a)
+    assert d_a.dtype == torch.float32 and d_a.item() == 60.0 * 2000  # beyond what float16 holds
