@@ -144,7 +144,7 @@ def _switch(walk: list, blocked: dict[int, str], report: PatchReport) -> None:
         restore = partial(_restore_config, config, _attention_state(config))
         if id(config) in blocked:
             taken_back.append(restore)
-        else:
+        elif getattr(config, _KEY) != NAME:  # else an earlier report restores it
             report.on_undo(restore)
             remember_before(config, getattr(config, _KEY))
     for _, module, owner in walk:

@@ -38,7 +38,6 @@ class GraphRecord(CallRecord):
     """
 
     warm_ups: int = 0
-    before: Callable | None = None  #: the model's forward with a patched loss, which other calls take
 
     def count(self, fallback: str | None, x: torch.Tensor | None = None) -> None:
         """Count one step; ``fallback`` is the reason why no graph computed it, or WARMING."""
@@ -59,7 +58,7 @@ class _Generate(InPlaceOf):
 
 def graph_forward(record: GraphRecord, graphs: DecodeGraphs, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Compute the forward of ``model``; a step of one token replays a graph where that is possible."""
-    forward = record.before or partial(type(model).forward, model)
+    forward = record.before or partial(type(model).forward, model)  # with a patched loss
     if torch.compiler.is_compiling():
         return forward(*args, **kwargs)
     cache = cache_in(kwargs)
@@ -174,14 +173,14 @@ def patch_graphs(model: nn.Module, report: PatchReport) -> None:
         report.add("", OP, SKIPPED, "no model of transformers that generates")
     for name, module in own:
         current = vars(module).get(slot_of(module))
-        before = current if isinstance(current, partial) and current.func is written_loss_forward else None
-        record, graphs = GraphRecord(before=before), DecodeGraphs()
+        ours_below = isinstance(current, partial) and current.func is written_loss_forward
+        record, graphs = GraphRecord(), DecodeGraphs()
         forward = InPlaceOf(graph_forward, record, graphs, module)
-        replace_forward(name, module, OP, forward, _why_never(module) or (None if before else taken(module, type(module))), report)
+        replace_forward(name, module, OP, forward, _why_never(module) or (None if ours_below else taken(module, type(module))), report)
         if report.rows[-1].record is not record:  # skipped, patched before, or a dry run
             continue
         generate = _Generate(graph_generate, record, graphs, module)
-        report.on_undo(partial(_restore_generate, weakref.ref(module), vars(module).get("generate"), generate, graphs))
+        report.on_undo(partial(_restore_generate, weakref.ref(module), generate, graphs))
         vars(module)["generate"] = generate
 
 
@@ -194,10 +193,8 @@ def _why_never(model: nn.Module) -> str | None:
     return "its generate was already replaced by somebody else" if "generate" in vars(model) else None
 
 
-def _restore_generate(ref: weakref.ref, original: Callable | None, generate: Callable, graphs: DecodeGraphs) -> None:
+def _restore_generate(ref: weakref.ref, generate: Callable, graphs: DecodeGraphs) -> None:
     graphs.clear()
     module = ref()
     if module is not None and vars(module).get("generate") is generate:
-        del vars(module)["generate"]
-        if original is not None:
-            vars(module)["generate"] = original
+        del vars(module)["generate"]  # the module had none: see _why_never

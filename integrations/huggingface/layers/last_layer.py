@@ -7,9 +7,8 @@ meaning: whatever reads it makes the logits then, with their gradient.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -17,11 +16,12 @@ import torch
 from torch import nn
 
 from ..patching.call_stats import CallRecord
-from ..patching.forward_patching import replace_forward, slot_of, taken, without_autocast
+from ..patching.forward_patching import replace_forward, taken, without_autocast
+from ..patching.replacements import Noted, put
 from ..patching.report import ALREADY, SKIPPED, PatchReport
 from ..patching.source_inspection import names_in
 from .last_layer_forms import Parts, learns, parts_of, why_skipped
-from .loss import _SLOT, _restore, causal_loss
+from .loss import _SLOT, causal_loss
 
 OP = "linear_cross_entropy"
 
@@ -83,8 +83,9 @@ def made(logits: Any) -> Any:
     return logits.made
 
 
-def head_forward(record: CallRecord, original: Callable | None, module: nn.Module, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Compute the logits, in training lazily. ``original``: the instance's forward before; calls that the op does not support take it, or the class's own."""
+def head_forward(record: CallRecord, module: nn.Module, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Compute the logits, in training lazily. Calls that the op does not support take the instance's forward before, or the class's own."""
+    original = record.before
     if learns(module, input) and not torch.compiler.is_compiling():
         parts = "more arguments" if args or kwargs else parts_of(module, input, original)
         if isinstance(parts, Parts):
@@ -93,8 +94,16 @@ def head_forward(record: CallRecord, original: Callable | None, module: nn.Modul
     return original(input, *args, **kwargs) if original is not None else type(module).forward(module, input, *args, **kwargs)
 
 
+@dataclass
+class LossNote(Noted):
+    """What a replaced loss function replaced, and the record of the last layer, which counts both."""
+
+    record: CallRecord
+    before: Any = None
+
+
 def head_loss(
-    record: CallRecord,
+    note: LossNote,
     original: Callable,
     logits: Any,
     labels: torch.Tensor | None,
@@ -106,8 +115,9 @@ def head_loss(
 ) -> torch.Tensor:
     """Return the mean cross entropy of the next token, or its sum over `num_items_in_batch`, like transformers' ForCausalLMLoss.
 
-    From LazyLogits it is computed without logits. Anything else goes to ``original``, the loss function before.
+    From LazyLogits it is computed without logits. Anything else goes to the loss by the op on logits that was there before, or to ``original``, transformers' own.
     """
+    record, original = note.record, note.before or original
     reason = None
     if not isinstance(logits, LazyLogits):
         reason = ""  # counted where the last layer ran, if at all
@@ -191,7 +201,7 @@ def patch_last_layer(model: nn.Module, report: PatchReport) -> None:
         current = vars(module).get(_SLOT)
         head = module.get_output_embeddings()
         if isinstance(current, partial) and current.func is head_loss:
-            report.add(name, OP, ALREADY, record=current.args[0])
+            report.add(name, OP, ALREADY, record=current.args[0].record)
         elif head is not None and (module.loss_function is ForCausalLMLoss or isinstance(current, partial) and current.func is causal_loss):
             _patch(module, names.get(id(head), ""), head, report)
 
@@ -202,11 +212,11 @@ def _patch(module: nn.Module, head_name: str, head: nn.Module, report: PatchRepo
         report.add(head_name, OP, SKIPPED, reason)
         return
     record = CallRecord()
-    replace_forward(head_name, head, OP, partial(head_forward, record, vars(head).get(slot_of(head)), head), None, report)
+    replace_forward(head_name, head, OP, partial(head_forward, record, head), None, report)
     if not report.dry_run:
-        ours = partial(head_loss, record, cast(Callable, module.loss_function))
-        report.on_undo(partial(_restore, weakref.ref(module), _SLOT in vars(module), vars(module).get(_SLOT), ours))
-        vars(module)[_SLOT] = ours
+        below = vars(module).get(_SLOT)  # of a report that may be undone first
+        original = below.args[1] if isinstance(below, partial) else cast(Callable, module.loss_function)
+        put(module, _SLOT, partial(head_loss, LossNote(record), original), report)
 
 
 def _redistributed(logits: Any, **kwargs: Any) -> Any:

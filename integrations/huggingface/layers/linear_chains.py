@@ -15,14 +15,19 @@ import torch
 from torch import nn
 
 from ..patching.call_stats import CallRecord
-from ..patching.forward_patching import in_autocast, restore, runs_besides_forward, simple_linear, slot_of, taken, unsupported_rows
+from ..patching.forward_patching import in_autocast, runs_besides_forward, simple_linear, slot_of, taken, unsupported_rows
+from ..patching.replacements import FORWARDS, Noted, place, take_out
 from ..patching.report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 
 Way = tuple[CallRecord, Callable, Callable]  #: what counts its calls, which pairs of layers it joins, and what computes them
 NARROW = 128  #: widest intermediate of two chained products that stays on the chip
 
 
-def sequential_forward(ways: dict[str, Way], module: nn.Sequential, input: torch.Tensor) -> torch.Tensor:
+class Ways(dict[str, Way], Noted):
+    """op -> way, of a forward that runs pairs by several ops."""
+
+
+def sequential_forward(ways: Ways, module: nn.Sequential, input: torch.Tensor) -> torch.Tensor:
     """Run the children of `module` in order; pairs that one of the ways joins run as its op."""
     children, i = list(module), 0
     while i < len(children):
@@ -108,25 +113,22 @@ def _patch(model: nn.Module, op: str, joins: Callable, joined: Callable, report:
 def _add_way(module: nn.Sequential, op: str, joins: Callable, joined: Callable, report: PatchReport) -> CallRecord:
     """Add a way to the module's forward, which another op may have replaced already; return the way's record."""
     slot, record = slot_of(module), CallRecord()
-    current = vars(module).get(slot)
-    report.on_undo(partial(_remove_way, weakref.ref(module), slot, current if _ways(current) is None else None, op, record))
-    if _ways(current) is None:
-        vars(module)[slot] = partial(sequential_forward, {}, module)
-    vars(module)[slot].args[0][op] = record, joins, joined
+    ways = _ways(vars(module).get(slot))
+    if ways is None:
+        ways = Ways()
+        place(module, slot, partial(sequential_forward, ways, module))
+    report.on_undo(partial(_remove_way, weakref.ref(module), ways, op))
+    ways[op] = record, joins, joined
     return record
 
 
-def _remove_way(ref: weakref.ref, slot: str, original: Callable | None, op: str, record: CallRecord) -> None:
+def _remove_way(ref: weakref.ref, ways: Ways, op: str) -> None:
     """Remove a way again, and the replaced forward with the last one."""
-    module = ref()
-    for place in ("forward", "_old_forward") if module is not None else ():
-        forward = vars(module).get(place)
-        if isinstance(forward, partial) and (ways := _ways(forward)) is not None and op in ways and ways[op][0] is record:
-            del ways[op]
-            if not ways:
-                restore(ref, slot, original, forward)
+    del ways[op]
+    if not ways:
+        take_out(ref, FORWARDS, ways)
 
 
-def _ways(forward: object) -> dict[str, Way] | None:
+def _ways(forward: object) -> Ways | None:
     """Return the ways of a forward that this file installed; None for any other."""
     return forward.args[0] if isinstance(forward, partial) and forward.func is sequential_forward else None

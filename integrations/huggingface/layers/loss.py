@@ -7,7 +7,6 @@ The op reads 16-bit logits directly and computes in float32; transformers' own f
 from __future__ import annotations
 
 import dis
-import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
@@ -20,6 +19,7 @@ from torch.nn import functional as F
 from ..patching.call_stats import CallRecord
 from ..patching.forward_copies import Globals, copied, layers_of, redecorated
 from ..patching.forward_patching import InPlaceOf, in_autocast, replace_forward, taken, unsupported, without_autocast
+from ..patching.replacements import put
 from ..patching.report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 from ..patching.source_inspection import names_in
 
@@ -200,16 +200,5 @@ def _patch(name: str, module: nn.Module, known: dict[Callable, Callable], report
         report.add(name, "cross_entropy", WOULD_PATCH)
     else:
         ours = partial(by_op, CallRecord(), original)
-        report.on_undo(partial(_restore, weakref.ref(module), _SLOT in vars(module), current, ours))
-        vars(module)[_SLOT] = ours
+        put(module, _SLOT, ours, report)
         report.add(name, "cross_entropy", PATCHED, record=ours.args[0])
-
-
-def _restore(ref: weakref.ref, held: bool, original: Callable | None, ours: partial) -> None:
-    module = ref()
-    if module is None or vars(module).get(_SLOT) is not ours:
-        return
-    if held:
-        vars(module)[_SLOT] = original
-    else:
-        del vars(module)[_SLOT]

@@ -6,10 +6,13 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from dtkernels.runtime.path_counters import runs_reference
+
+from .replacements import Noted
 
 NAME = "dtkernels"  # the attention implementation's name in transformers' configs
 ATTRIBUTE = "_dtkernels_record"  # where a patched attention module keeps its record
@@ -18,7 +21,7 @@ _MOST_REASONS = 20  # reasons may quote sizes; many different sizes must not fil
 
 
 @dataclass
-class CallRecord:
+class CallRecord(Noted):
     """The calls of one patched module so far.
 
     calls       calls that reached the patched module, fallbacks included
@@ -28,6 +31,7 @@ class CallRecord:
     original    the attention implementation the module had before ("sdpa", "eager", ...); None for activations
     eager       the modeling file's own eager attention function, if there is one
     as_measured whether calls for which the original was measured to be faster take it: true if only "auto" asked for the op
+    before      what the attribute held that was replaced, another report's replacement included; None if the module had none
 
     Calls inside a torch.compile graph are not counted: a count would be a side effect that the graph has to guard.
     """
@@ -39,6 +43,7 @@ class CallRecord:
     original: str | None = None
     eager: Callable | None = None
     as_measured: bool = False
+    before: Any = field(default=None, repr=False, compare=False)
 
     @property
     def paths(self) -> dict[str, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import types
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -21,6 +20,7 @@ from torch.autograd import forward_ad
 from dtkernels.runtime.path_counters import no_kernel
 from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
 
+from .replacements import put
 from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 
 _CLASSES = (torch.Tensor, nn.Parameter)
@@ -134,8 +134,7 @@ def replace_forward(name: str, module: nn.Module, op: str, forward: partial, rea
     elif report.dry_run:
         report.add(name, op, WOULD_PATCH)
     else:
-        report.on_undo(partial(restore, weakref.ref(module), slot, current, forward))
-        vars(module)[slot] = forward
+        put(module, slot, forward, report)
         report.add(name, op, PATCHED, record=forward.args[0])
 
 
@@ -157,19 +156,3 @@ def slot_of(module: nn.Module) -> str:
 
 def _is_bound_class_forward(forward: Callable, module: nn.Module) -> bool:
     return isinstance(forward, types.MethodType) and forward.__func__ is type(module).forward
-
-
-def restore(ref: weakref.ref, slot: str, original: Callable | None, forward: partial) -> None:
-    """Remove `forward` again. accelerate may have moved it between the two slots since."""
-    module = ref()
-    if module is None:
-        return
-    for place in ("forward", "_old_forward"):
-        if vars(module).get(place) is not forward:
-            continue
-        if original is not None:
-            vars(module)[place] = original
-        elif place == slot:
-            del vars(module)[place]
-        else:  # a hook came after the patch and expects a bound method here
-            vars(module)[place] = types.MethodType(type(module).forward, module)
