@@ -48,11 +48,18 @@ class Rewritten:
         return joined_forward, (self.cls, self.names)  # functions with globals of their own cannot be pickled: they are made anew
 
 
-class NextNorm:
-    """The norm that reads a layer's result first, and its form."""
+class PlannedNorm:
+    """A norm as it was found: the module, the forward of its class, and its form. None for a form: it has another forward by now."""
 
-    def __init__(self, norm: nn.Module, form: _Form):
-        self.norm, self.form = norm, form
+    def __init__(self, norm: nn.Module, form: _Form | None):
+        self.norm, self.form, self.forward = norm, form, type(norm).forward
+
+    def __reduce__(self):
+        return PlannedNorm, (self.norm, self.form if self.is_still(self.norm) else None)  # a function may be one that cannot be pickled
+
+    def is_still(self, norm: object) -> bool:
+        """Return whether the module is this one and computes what it did."""
+        return norm is self.norm and type(self.norm).forward is self.forward and self.form is not None
 
 
 @cache
@@ -66,7 +73,9 @@ def joined_forward(cls: type[nn.Module], names: frozenset[str]) -> Rewritten | N
     return _joined_forward(cast(Any, cls), names, cls.forward)
 
 
-def residual_forward(record: CallRecord, module: nn.Module, joined: Rewritten | None, forms: dict[str, _Form], following: NextNorm | None, *args, **kwargs):
+def residual_forward(
+    record: CallRecord, module: nn.Module, joined: Rewritten | None, planned: dict[str, PlannedNorm], following: PlannedNorm | None, *args, **kwargs
+):
     """Run the module's own forward with sums and their norms by the op; arguments and result as before.
 
     ``joined`` is None in a copy that was read from a file where the class has no source.
@@ -83,7 +92,7 @@ def residual_forward(record: CallRecord, module: nn.Module, joined: Rewritten | 
     return now.function(module, *args, **kwargs)
 
 
-def _plan(module: nn.Module) -> tuple[CallRecord | None, dict[str, _Form], NextNorm | None]:
+def _plan(module: nn.Module) -> tuple[CallRecord | None, dict[str, PlannedNorm], PlannedNorm | None]:
     """Return what `apply_to` found for a module. A checkpoint runs the new forward again, also after an undo."""
     own = vars(module)
     for slot in ("forward", "_old_forward"):
@@ -95,17 +104,15 @@ def _plan(module: nn.Module) -> tuple[CallRecord | None, dict[str, _Form], NextN
 
 def add_and_norm(module: nn.Module, name: str, a: Any, b: Any) -> tuple[Any, Any]:
     """Return (norm(a + b), a + b) for the child ``name``."""
-    norm = cast(nn.Module, module._modules[name])
-    record, forms, _ = _plan(module)
-    if record is None:
+    record, planned, _ = _plan(module)
+    plan, reason = planned.get(name), None
+    if record is not None:
+        reason = "another norm than when it was patched" if plan is None or not plan.is_still(module._modules.get(name)) else _why_apart(plan.norm, a, b)
+        record.count(reason, a)
+    if record is None or plan is None or reason is not None:
         total = a + b
-        return norm(total), total
-    reason = _why_apart(norm, a, b)
-    record.count(reason, a)
-    if reason is not None:
-        total = a + b
-        return norm(total), total
-    return _by_op(norm, forms[name], a, b)
+        return getattr(module, name)(total), total
+    return _by_op(plan, a, b)
 
 
 def add_last(module: nn.Module, a: Any, b: Any) -> Any:
@@ -117,20 +124,20 @@ def add_last(module: nn.Module, a: Any, b: Any) -> Any:
     held = vars(norm).get("forward")
     if not (isinstance(held, partial) and held.func is rmsnorm_forward):
         return a + b  # it would compute the norm again
-    reason = _why_apart(norm, a, b)
+    reason = _why_apart(norm, a, b) if following.is_still(norm) else "another norm than when it was patched"
     record.count(reason, a)
     if reason is not None:
         return a + b
-    normed, total = _by_op(norm, following.form, a, b)
+    normed, total = _by_op(following, a, b)
     if may_hang(total):
         hang(total, norm, normed)
     return total
 
 
-def _by_op(norm: Any, form: _Form, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_op(plan: PlannedNorm, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     from dtkernels import ops
 
-    eps, offset = form
+    norm, (eps, offset) = cast(Any, plan.norm), cast(_Form, plan.form)
     return ops.add_rmsnorm(a, b, norm.weight, eps_of(norm, eps), offset=offset)
 
 
@@ -138,6 +145,8 @@ def _why_apart(norm: Any, a: Any, b: Any) -> str | None:
     """Return why a sum and its norm are computed one after the other, or None."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return "a sum of other things than tensors"
+    if not isinstance(getattr(norm, "weight", None), torch.Tensor):
+        return "its norm has no weight now"
     wide, narrow = (a, b) if a.dtype == norm.weight.dtype else (b, a)  # autocast computes one of them in 16 bits
     if (reason := unsupported_norm(norm.weight, (wide,), {})) is not None:
         return reason
@@ -158,9 +167,7 @@ def patch_residuals(model: nn.Module, report: PatchReport) -> None:
     """Patch every module of ``model`` that norms a sum by a child that is an RMSNorm, found in the source of its class."""
     forms: dict[nn.Module, _Form | None] = {}
 
-    def form_of(norm: nn.Module | None) -> _Form | None:
-        if norm is None:
-            return None
+    def form_of(norm: nn.Module) -> _Form | None:
         if norm not in forms:
             forms[norm] = rmsnorm_form(norm)
         return forms[norm]
@@ -172,9 +179,9 @@ def patch_residuals(model: nn.Module, report: PatchReport) -> None:
         found = _sums(layers[-1]) if layers else None
         if found is None:
             continue
-        own = {n: form for n in found.norms if (form := form_of(module._modules.get(n))) is not None}
+        own = {n: PlannedNorm(norm, form) for n in found.norms if (norm := module._modules.get(n)) is not None and (form := form_of(norm)) is not None}
         after = following.get(module)
-        then = NextNorm(after, form) if found.last and after is not None and (form := form_of(after)) is not None else None
+        then = PlannedNorm(after, form) if found.last and after is not None and (form := form_of(after)) is not None else None
         if own or then is not None:
             record = CallRecord()
             joined = cast(Rewritten, joined_forward(cls, frozenset(own)))

@@ -169,6 +169,71 @@ def test_what_others_change_is_heeded(change):
     assert set(report.fallbacks) == ({CHANGES[change]} if CHANGES[change] else set())
 
 
+class OnePlus(nn.Module):
+    """The same attributes, another formula."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.linspace(-0.5, 0.5, width)), 1e-6
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon) * (1 + self.weight)
+
+
+OTHERS = {
+    "Identity": nn.Identity,
+    "nn.LayerNorm": lambda: nn.LayerNorm(32),
+    "nn.RMSNorm": lambda: nn.RMSNorm(32),
+    "another formula": OnePlus,
+    "the same class": lambda: transformers.models.llama.modeling_llama.LlamaRMSNorm(32),
+}
+
+
+@pytest.mark.parametrize("place", ["post_attention_layernorm", "input_layernorm", "norm"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_norm_that_is_replaced_after_patching_is_called(other, place):
+    """It ended in an AttributeError, or was computed by the formula of the norm before."""
+    model, twin = llama().train(), llama().train()
+    report = apply_to(model, ops=OPS)
+    for one in (model, twin):
+        torch.manual_seed(0)
+        holder = one.model if place == "norm" else one.model.layers[1]
+        setattr(holder, place, OTHERS[other]())
+    close(outputs(model), outputs(twin))
+    said = {"another norm than when it was patched": 1} if place == "post_attention_layernorm" else {}
+    assert report.fallbacks == said and report.calls["add_rmsnorm"] == 2
+    close([logits(copy.deepcopy(model))], [logits(twin)])
+    close([logits(model)], [logits(twin)])
+    report.undo()
+    close(outputs(model), outputs(twin))
+
+
+def test_a_norm_that_is_no_module_now_is_called():
+    model, twin = llama(), llama()
+    report = apply_to(model, ops=OPS)
+    for one in (model, twin):
+        del layer_of(one).post_attention_layernorm
+        layer_of(one).post_attention_layernorm = torch.tanh
+    close([logits(model)], [logits(twin)])
+    assert report.fallbacks == {"another norm than when it was patched": 1}
+
+
+@pytest.mark.parametrize("clone", [lambda model: model, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["itself", "deepcopy", "pickle"])
+def test_a_norm_whose_class_or_weight_is_another_now_is_called(clone, monkeypatch):
+    model, twin = llama(), llama()
+    apply_to(model, ops="add_rmsnorm")
+    norm = type(layer_of(model).post_attention_layernorm)
+    with monkeypatch.context() as patch:
+        patch.setattr(norm, "forward", lambda self, x: 2 * x * self.weight)
+        now = clone(model)
+        close([logits(now)], [logits(twin)])
+        record = layer_of(now).forward.args[0]
+        assert record.fallbacks == {"another norm than when it was patched": 1}
+    for one in (model, twin):
+        layer_of(one).post_attention_layernorm.__class__ = type("Halved", (norm,), {"forward": lambda self, x: x / 2})
+    close([logits(model)], [logits(twin)])
+
+
 def test_inference_mode_counts_no_writes():
     model = llama()
     right = logits(model)
