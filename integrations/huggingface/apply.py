@@ -11,6 +11,7 @@ from torch import nn
 from .attention import attention_patch
 from .generation.graph_patch import patch_graphs
 from .layers import activations, dense_experts, gated_mlp, last_layer, linear_chains, loss, norms, rope
+from .patching.numeric_probe import unobserved
 from .patching.report import PatchReport
 from .residuals.residual_norms import patch_residuals
 
@@ -109,12 +110,7 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
         raise TypeError(f"apply_to needs a torch.nn.Module, got {type(model).__name__}")
     chosen = _chosen(ops)
     report = PatchReport(dry_run=dry_run, as_measured=frozenset(op for op, auto in chosen.items() if auto))
-    try:
-        for patcher in [*map(_PATCHERS.__getitem__, chosen), *[patch_graphs] * graphs]:
-            patcher(model, report)
-    except BaseException:
-        report.undo()
-        raise
+    _run([*map(_PATCHERS.__getitem__, chosen), *[patch_graphs] * graphs], model, report)
     if strict and report.skipped:
         report.undo()
         first, more = report.skipped[0], len(report.skipped) - 1
@@ -134,6 +130,17 @@ def patched(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = 
         yield report
     finally:
         report.undo()
+
+
+def _run(patchers: list[Callable[[nn.Module, PatchReport], None]], model: nn.Module, report: PatchReport) -> None:
+    """Run patchers one after another; an error undoes them all."""
+    try:
+        with unobserved():
+            for patcher in patchers:
+                patcher(model, report)
+    except BaseException:
+        report.undo()
+        raise
 
 
 def _chosen(ops: str | Iterable[str]) -> dict[str, bool]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from ..layers.loss import written_loss_forward
 from ..patching.call_stats import CallRecord
-from ..patching.forward_patching import InPlaceOf, in_autocast, replace_forward, slot_of, taken, transformed
+from ..patching.forward_patching import InPlaceOf, hooks_of_all, in_autocast, replace_forward, slot_of, taken, transformed
 from ..patching.report import SKIPPED, PatchReport
 from .decode_graphs import WARMING, DecodeGraphs
 from .model_state import device_of
@@ -94,7 +94,7 @@ def _why_no_step(model: nn.Module, device: torch.device | None) -> str | None:
         return "training mode"
     if in_autocast(device.type):
         return "autocast"
-    if (reason := transformed()) is not None:
+    if (reason := transformed() or hooks_of_all()) is not None:
         return reason
     if torch._C._len_torch_dispatch_stack() or device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return "another graph, or a torch dispatch mode, records the step"

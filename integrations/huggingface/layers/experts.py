@@ -38,7 +38,8 @@ def experts_forward(record: CallRecord, module: nn.Module, form: Form, rest: dic
 def dtkernels_experts(module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
     """Compute a mixture for `experts_implementation="dtkernels"`; shapes as in `experts_forward`. Other calls take what transformers would."""
     form = _known_form(id(module))
-    reason = why_unknown(module) if form is None else why_not(module, form, {}, hidden_states) or _why_not_choices(hidden_states, top_k_index, top_k_weights)
+    rest: dict[str, object] = {} if form is None or form.unit is None else dict(module._modules)
+    reason = why_unknown(module) if form is None else why_not(module, form, rest, hidden_states) or _why_not_choices(hidden_states, top_k_index, top_k_weights)
     unpatched_calls.count(reason, hidden_states)
     if reason is not None or form is None:
         return _transformers_own(module)(module, hidden_states, top_k_index, top_k_weights)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..patching.forward_patching import in_autocast, plain, runs_besides_forward, simple_linear, slot_of, unsupported
+from ..patching.forward_patching import hooks_of_all, in_autocast, plain, runs_besides_forward, simple_linear, slot_of, unsupported
 
 SHARDED = "its weight is quantised or sharded"
 FREED = "its weight is freed after its forward; allowed: fully_shard(..., reshard_after_forward=False)"
@@ -96,6 +96,8 @@ def _why_not_run(module: nn.Linear) -> str | None:
 
 def parts_of(module: nn.Module, input: torch.Tensor, original: Callable | None) -> Parts | str:
     """Return the parts of a call's logits, or why it takes the layer's own path."""
+    if (reason := _hooks_of_backward(module)) is not None:
+        return reason
     if _lora_layer(module):
         return _of_lora(module, input)
     assert isinstance(module, nn.Linear)
@@ -108,6 +110,12 @@ def parts_of(module: nn.Module, input: torch.Tensor, original: Callable | None) 
     if _fsdp(module) and not _keeps_weight(module):
         return FREED
     return _differing(module.weight, input) or _plain_parts(input, module.weight, module.bias)
+
+
+def _hooks_of_backward(module: nn.Module) -> str | None:
+    """Return which hooks need the gradient of logits, or may: torch cannot set them up on logits that are not made."""
+    own = [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+    return hooks_of_all() or ("backward hooks on the last layer" if own and not all(_of_torch(hook) for hook in own) else None)
 
 
 def _differing(weight: torch.Tensor, input: torch.Tensor) -> str | None:

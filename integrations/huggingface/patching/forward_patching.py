@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.nn.modules import module as calls
 
 from dtkernels.runtime.path_counters import no_kernel
 from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
@@ -26,6 +27,7 @@ from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 _CLASSES = (torch.Tensor, nn.Parameter)
 _TRACED = (*_CLASSES, FakeTensor)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = (calls._global_forward_hooks, calls._global_forward_pre_hooks, calls._global_backward_hooks, calls._global_backward_pre_hooks)
 # "meta", for example, has no autocast. Evaluated at import, because torch.compile cannot trace the check.
 _AUTOCAST = frozenset(d for d in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia") if torch.amp.is_autocast_available(d))
 
@@ -89,11 +91,21 @@ def without_autocast(device: str) -> AbstractContextManager:
     return torch.autocast(device, enabled=False) if in_autocast(device) else nullcontext()
 
 
+def hooks_of_all() -> str | None:
+    """Return a text that says so if hooks of all modules are registered, as by torch's `register_module_forward_hook`; else None."""
+    return "global module hooks" if any(_GLOBAL_HOOKS) else None
+
+
+def hooked(module: nn.Module) -> str | None:
+    """Return which hooks a call of this instance runs, or None."""
+    return "hooks" if any([getattr(module, hooks) for hooks in _HOOKS]) else hooks_of_all()
+
+
 def runs_besides_forward(module: nn.Module) -> str | None:
     """Return what calling this instance runs besides the forward of its class, or None."""
     if "forward" in vars(module) or hasattr(module, "_hf_hook"):
         return "a forward of its own"
-    return "hooks" if any([getattr(module, hooks) for hooks in _HOOKS]) else None
+    return hooked(module)
 
 
 def simple_linear(module: nn.Module) -> str | None:

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.nn.modules import module as calls
 
 TOLERANCE = 1e-5  #: norms compute in float32 for every input dtype; the two gelus differ by ten times as much
 NOT_KEPT = ("forward", "_old_forward", "_hf_hook", "_compiled_call_impl")
 SCALES = (1e-3, 1.0, 30.0, 1e3)  #: one row for each, so that an epsilon or a clamp becomes visible
+
+
+_KINDS = "backward forward forward_pre backward_pre buffer_registration module_registration parameter_registration".split()
+# The dictionaries stay the same objects: handles of hooks remove them from there.
+_GLOBAL_HOOKS: list[dict] = [getattr(calls, f"_global_{kind}_hooks") for kind in _KINDS]
 
 
 def stand_in(module: nn.Module, parameters: dict | None = None, children: dict | None = None, training: bool = False) -> nn.Module:
@@ -26,6 +33,20 @@ def stand_in(module: nn.Module, parameters: dict | None = None, children: dict |
     return twin
 
 
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Switch global module hooks off, for modules that are made and run to find out what others compute."""
+    kept = [(hooks, dict(hooks)) for hooks in _GLOBAL_HOOKS]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, had in kept:
+            hooks.update(had)
+
+
+@unobserved()
 def output_of(function: Callable, *inputs: object) -> object | None:
     """Return the function's result; None if it raises or changes a module's attributes. Preserves torch's random state."""
     modules = [(vars(x), dict(vars(x))) for x in inputs if isinstance(x, nn.Module)]

@@ -21,13 +21,12 @@ from ..layers.norm_forms import eps_of
 from ..layers.norms import rmsnorm_form, rmsnorm_forward, unsupported_norm
 from ..patching.call_stats import CallRecord
 from ..patching.forward_copies import Globals, copied, layers_of, redecorated
-from ..patching.forward_patching import plain, replace_forward, taken
+from ..patching.forward_patching import hooked, plain, replace_forward, taken
 from ..patching.normed_sums import hang, may_hang
 from ..patching.report import PatchReport
 from .sum_statements import JOINED, LAST, first_norm, norm_behind, rewritten
 
 OP = "add_rmsnorm"
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _Form = tuple[str, int]  # the attribute that holds eps, and the number added to the weight
 
 
@@ -160,7 +159,8 @@ def _why_apart(norm: Any, a: Any, b: Any) -> str | None:
     held = vars(norm).get("forward")
     if hasattr(norm, "_hf_hook") or held is not None and not (isinstance(held, partial) and held.func is rmsnorm_forward):
         return "its norm has a forward of its own"
-    return "hooks on its norm" if any([getattr(norm, hooks) for hooks in _HOOKS]) else None
+    hooks = hooked(norm)
+    return "hooks on its norm" if hooks == "hooks" else hooks
 
 
 def patch_residuals(model: nn.Module, report: PatchReport) -> None:

@@ -291,6 +291,17 @@ def test_training_gradients_and_autocast_take_the_own_path(recorder):
     assert report.fallbacks["gradients are on"] == 1 and recorder.replays == 0
 
 
+def test_global_module_hooks_see_every_step(recorder):
+    model = model_of("llama")
+    report, seen = apply_to(model, ops="attention", graphs=True), []
+    wanted, replays = tokens(model, prompt()), recorder.replays
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, args, out: seen.append(module))
+    assert tokens(model, prompt()) == wanted and recorder.replays == replays
+    handle.remove()
+    assert seen.count(model.model.norm) == NEW and report.fallbacks["global module hooks"] == NEW - 1
+    assert tokens(model, prompt()) == wanted and recorder.replays > replays
+
+
 def test_without_graphs_nothing_changes():
     """On a CPU the cache stays dynamic; each step is counted."""
     model = model_of("llama")
