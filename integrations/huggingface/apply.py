@@ -94,6 +94,9 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     mask of unknown content (benchmarks/h200_last_run.txt). If attention is asked for by name, also in
     ops=["auto", "attention"], or by "all", it always runs the kernel. The report counts both.
 
+    An attention that somebody else registered (`AttentionInterface.register`) may compute anything: it is skipped. If attention is asked for
+    by name, the op takes its place, as the report says, and calls that no kernel takes run transformers' own.
+
     A query that sees no key, for example with padding on the left, gets zeros, as from sdpa with a boolean mask. Eager attention, and
     masks of the dtype's lowest number, give it the mean of the values. No query that sees a key depends on it.
 
@@ -108,8 +111,10 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"apply_to needs a torch.nn.Module, got {type(model).__name__}")
-    chosen = _chosen(ops)
-    report = PatchReport(dry_run=dry_run, as_measured=frozenset(op for op, auto in chosen.items() if auto))
+    entries = [ops] if isinstance(ops, str) or not isinstance(ops, Iterable) else list(ops)
+    chosen = _chosen(entries)
+    as_measured = frozenset(op for op, auto in chosen.items() if auto)
+    report = PatchReport(dry_run=dry_run, as_measured=as_measured, by_name=frozenset(entries).intersection(chosen))
     _run([*map(_PATCHERS.__getitem__, chosen), *[patch_graphs] * graphs], model, report)
     if strict and report.skipped:
         report.undo()
@@ -143,10 +148,10 @@ def _run(patchers: list[Callable[[nn.Module, PatchReport], None]], model: nn.Mod
         raise
 
 
-def _chosen(ops: str | Iterable[str]) -> dict[str, bool]:
+def _chosen(entries: list[str]) -> dict[str, bool]:
     """Return the ops in the order asked for; op -> whether only "auto" asked for it."""
     chosen: dict[str, bool] = {}
-    for entry in [ops] if isinstance(ops, str) or not isinstance(ops, Iterable) else ops:
+    for entry in entries:
         if not isinstance(entry, str):
             raise TypeError(f"apply_to: ops is a name or several names; got {entry!r}")
         for name in _SEVERAL.get(entry, (entry,)):

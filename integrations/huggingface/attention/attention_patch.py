@@ -7,7 +7,7 @@ A model's attention modules read the implementation's name from their config in 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,12 +42,16 @@ def patch_attention(model: nn.Module, report: PatchReport) -> None:
     walk = list(_walk(model, PreTrainedModel))
     try:
         from . import attention_function  # noqa: F401  the interface must know the name before a config says it
+        from .foreign_implementations import foreign_attention
     except ImportError as error:  # a transformers older than the AttentionInterface
         for name, module, owner in walk:
             if module is owner:
                 report.add(name, "attention", SKIPPED, f"this transformers lacks what is needed: {error}")
         return
     blocked = _blocked_configs(walk)
+    foreign = _foreign_configs(walk, foreign_attention)
+    if "attention" not in report.by_name:
+        blocked = {key: f"{what}, may compute something else; patched only if attention is asked for by name" for key, what in foreign.items()} | blocked
     sites = [
         _Site(name, module, config, getattr(config, _KEY))
         for name, module, owner in walk
@@ -57,7 +61,8 @@ def patch_attention(model: nn.Module, report: PatchReport) -> None:
     if not report.dry_run and any(site.before != NAME and id(site.config) not in blocked for site in sites):
         _switch(walk, blocked, report)
     for site in sites:
-        _add_site(site, blocked.get(id(site.config)), report)
+        what = foreign.get(id(site.config))
+        _add_site(site, blocked.get(id(site.config)), None if what is None else f"asked for by name in place of {what}; other calls take transformers' own", report)
 
 
 def _walk(model: nn.Module, pretrained: type[nn.Module]) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
@@ -101,6 +106,22 @@ def _blocked_configs(walk: list) -> dict[int, str]:
             reason = f"{type(owner).__name__} returns attention weights unasked: only eager attention computes them"
             blocked.setdefault(id(_config(module, owner)), reason)
     return blocked
+
+
+def _foreign_configs(walk: list, foreign: Callable[[type, str | None], str | None]) -> dict[int, str]:
+    """Return id(config) -> what somebody else registered for the modules that read it."""
+    found: dict[int, str] = {}
+    for cls, config in {(type(module), id(config)): (type(module), config) for module, config in _readers(walk)}.values():
+        if (what := foreign(cls, getattr(config, _KEY))) is not None:
+            found.setdefault(id(config), what)
+    return found
+
+
+def _readers(walk: list) -> Iterator[tuple[nn.Module, object]]:
+    """Yield (module, config) for attention modules and transformers models."""
+    for _, module, owner in walk:
+        if (module is owner or uses_interface(type(module))) and (config := _config(module, owner)) is not None:
+            yield module, config
 
 
 def _reason(module: nn.Module, owner: nn.Module, config: object) -> str | None:
@@ -172,8 +193,8 @@ def _restore_config(config: object, before: dict) -> None:
     vars(config).update(before)
 
 
-def _add_site(site: _Site, blocked: str | None, report: PatchReport) -> None:
-    """Report the outcome for one attention module, and give it a record to count its calls."""
+def _add_site(site: _Site, blocked: str | None, instead: str | None, report: PatchReport) -> None:
+    """Report the outcome for one attention module, and give it a record to count its calls. ``instead``: what a patch takes the place of, if that is foreign."""
     state = ALREADY if site.before == NAME else WOULD_PATCH if report.dry_run else PATCHED
     now = getattr(site.config, _KEY)
     if state != ALREADY and blocked is not None:
@@ -187,7 +208,7 @@ def _add_site(site: _Site, blocked: str | None, report: PatchReport) -> None:
             record = CallRecord(original=original, eager=eager_function(type(site.module)), as_measured="attention" in report.as_measured)
             report.on_undo(partial(_forget, weakref.ref(site.module), record))
             setattr(site.module, ATTRIBUTE, record)
-        report.add(site.name, "attention", state, record=record)
+        report.add(site.name, "attention", state, instead or "", record)
 
 
 def _forget(ref: weakref.ref, record: CallRecord) -> None:

@@ -7,7 +7,7 @@ chosen experts of each token and their weights. Nothing waits for the device, so
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -17,7 +17,8 @@ from torch import nn
 from ..patching.call_stats import CallRecord, unpatched_calls
 from ..patching.forward_patching import in_autocast, plain, replace_forward, runs_besides_forward, taken, unsupported, without_autocast
 from ..patching.numeric_probe import NOT_KEPT
-from ..patching.report import PatchReport
+from ..patching.report import PATCHED, WOULD_PATCH, PatchReport
+from ..patching.source_inspection import OURS, package_of
 from .expert_forms import KERNEL_DTYPES, Form, form_of, holds_experts, why_unknown
 
 
@@ -60,8 +61,24 @@ def patch_dispatched(model: nn.Module, report: PatchReport, known: set[int]) -> 
             continue
         form = form_of(module)
         reason = why_unknown(module) if form is None else taken(module, type(module))
+        foreign = _foreign(module)
+        if foreign is not None and "experts" not in report.by_name:
+            reason = reason or f"{foreign}, may compute something else; patched only if experts are asked for by name"
         rest = other_parts(module) if form is not None and form.unit is not None else {}  # else the module's own function is called
         replace_forward(name, module, "experts", partial(experts_forward, CallRecord(), module, cast(Form, form), rest), reason, report)
+        if foreign is not None and report.rows[-1].state in (PATCHED, WOULD_PATCH):
+            report.rows[-1].reason = f"asked for by name in place of {foreign}"
+
+
+def _foreign(module: nn.Module) -> str | None:
+    """Return the implementation that somebody else registered and a module's config names, or None."""
+    name = getattr(getattr(module, "config", None), "_experts_implementation", None)
+    if not isinstance(name, str):
+        return None
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    function = cast("Mapping[str, Callable]", ALL_EXPERTS_FUNCTIONS).get(name)
+    return None if function is None or package_of(function) in OURS else f"experts {name!r}, which somebody else registered"
 
 
 def other_parts(module: nn.Module) -> dict[str, object]:

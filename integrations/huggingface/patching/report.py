@@ -30,6 +30,7 @@ class PatchReport:
     rows: list[Row] = field(default_factory=list)
     dry_run: bool = False
     as_measured: frozenset[str] = frozenset()  #: the ops that only "auto" asked for: calls measured to be slower keep the original path
+    by_name: frozenset[str] = frozenset()  #: the ops that were asked for by their own names, not by "auto" or "all" alone
     undone: bool = False
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 

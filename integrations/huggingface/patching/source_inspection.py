@@ -5,11 +5,12 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from types import FunctionType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # how every modeling file calls transformers' AttentionInterface
+OURS = ("transformers", "dtkernels")  #: the packages whose implementations compute what an op computes
 Answer = TypeVar("Answer")
 More = ParamSpec("More")
 
@@ -44,8 +45,19 @@ def uses_interface(cls: type) -> bool:
 
 
 @once_a_class
+def interface_of(cls: type) -> object | None:
+    """Return the AttentionInterface that a class calls, which its modeling file may have made itself, or None."""
+    return next((f.__globals__[_INTERFACE] for f in _functions(cls) if _INTERFACE in f.__code__.co_names and _INTERFACE in f.__globals__), None)
+
+
+@once_a_class
 def eager_function(cls: type) -> Callable | None:
     """Return the modeling file's own eager attention, as `cls` names it when it calls the interface, or None."""
+    return eager_function_now(cls)
+
+
+def eager_function_now(cls: type) -> Callable | None:
+    """Return the same as the modeling file has it now, which somebody may have replaced."""
     for function in _functions(cls):
         names = function.__code__.co_names
         if _INTERFACE in names:
@@ -119,3 +131,12 @@ def gives_weights(cls: type) -> bool:
         return False
     given = any("attentions" in names for names in code.co_consts if isinstance(names, tuple))
     return given and not {"output_attentions", "attentions"}.intersection(code.co_varnames + code.co_names)
+
+
+def package_of(function: Any) -> str:
+    """Return the package of a function's code: functools.wraps copies the __module__ of what it wraps."""
+    while isinstance(function, partial):
+        function = function.func
+    scope = getattr(function, "__globals__", None)
+    module = str(scope.get("__name__")) if isinstance(scope, dict) else type(function).__module__
+    return module.partition(".")[0]
