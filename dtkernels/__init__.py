@@ -25,6 +25,7 @@ _LAZY = {
     "warmup": ("dtkernels.ops.warmup_and_explain", "warmup"),
     "paths": ("dtkernels.runtime.path_counters", "paths"),
     "nn": ("dtkernels.nn", None),
+    "integrations": ("dtkernels.integrations", None),
     "apply_to": ("dtkernels.integrations.huggingface", "apply_to"),
     "compile_backend": ("dtkernels.integrations.torch_compile", "compile_backend"),
     "inductor_options": ("dtkernels.integrations.torch_compile", "inductor_options"),

@@ -291,3 +291,16 @@ def test_without_transformers_plain_modules_still_work(tmp_path):
         "assert [row.state for row in hf.apply_to(nn.ReLU(), 'relu').rows] == ['patched']"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
+
+
+def test_integrations_are_attributes_that_are_loaded_when_they_are_read(tmp_path):
+    """`dtkernels.integrations` raised AttributeError until something else had imported it."""
+    code = (
+        "import sys, dtkernels\n"
+        "assert {'huggingface', 'peft', 'torch_compile'} <= set(dir(dtkernels.integrations)) and 'integrations' in dir(dtkernels)\n"
+        "assert not {'torch', 'transformers', 'peft', 'dtkernels.integrations.huggingface'} & set(sys.modules)\n"
+        "assert callable(dtkernels.integrations.torch_compile.compile_backend) and 'transformers' not in sys.modules\n"
+        "assert dtkernels.integrations.huggingface.apply_to is dtkernels.apply_to and dtkernels.integrations.peft.patch_lora\n"
+        "assert not hasattr(dtkernels.integrations, 'other')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
