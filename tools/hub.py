@@ -230,7 +230,7 @@ def main(given: list[str] | None = None) -> int:
     options = parser.parse_args(given)
     if options.output.exists() and (not options.output.is_dir() or any(options.output.iterdir())):
         parser.error(f"argument --output: {options.output} is {'not empty' if options.output.is_dir() else 'a file'}; allowed: an empty folder, or a new one")
-    known = sorted(p.name for p in options.tables.glob("sm_*") if p.is_dir())
+    known = sorted({arch for p in options.tables.glob("*") if p.is_dir() and (arch := arch_of(p)) is not None})
     if options.arch != "none" and options.arch not in known:
         parser.error(f"argument --arch: {options.tables} has no kernels of {options.arch!r}; allowed: {', '.join([*known, 'none'])}")
     write(options.output, options.repo, options.arch, options.tables)
@@ -288,12 +288,17 @@ def as_json(path: Path) -> None:
     path.write_text(json.dumps(yaml.safe_load(path.read_text()), default=lambda v: v.isoformat() if isinstance(v, date) else str(v)))
 
 
+def arch_of(folder: Path) -> str | None:
+    """Return the architecture of a folder with the tables of a GPU, or with kernels stored by architecture; None for another folder."""
+    gpu = folder / "gpu.yaml"
+    if folder.name.startswith("sm_") or not gpu.exists():
+        return folder.name if folder.name.startswith("sm_") else None
+    return f"sm_{yaml.safe_load(gpu.read_text()).get('arch')}"
+
+
 def copy_tables(tables: Path, target: Path, arch: str) -> None:
     """Copy the tables and stored kernels of the GPUs of one architecture, and kernels stored by architecture."""
-    for folder in sorted(p for p in tables.iterdir() if p.is_dir()):
-        gpu = folder / "gpu.yaml"
-        if folder.name != arch and not (gpu.exists() and f"sm_{yaml.safe_load(gpu.read_text()).get('arch')}" == arch):
-            continue
+    for folder in sorted(p for p in tables.iterdir() if p.is_dir() and arch_of(p) == arch):
         shutil.copytree(folder, target / folder.name, ignore=shutil.ignore_patterns("measurements.safetensors", "__pycache__"))
         for path in (target / folder.name).glob("*.yaml"):
             as_json(path)

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[3]
 KERNELS = importlib.util.find_spec("kernels") is not None
 
 
-def run(code: str) -> list[str]:
-    environment = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "PYTHONPATH")} | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd="/", capture_output=True, text=True)
+def run(code: str, cwd: Path | str = "/", **variables: str) -> list[str]:
+    environment = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "PYTHONPATH")} | {"HF_HUB_OFFLINE": "1"} | variables
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.split()
 
@@ -120,3 +120,34 @@ print(torch.allclose(torch.compile(model, fullgraph=True, backend="aot_eager")(t
 @pytest.mark.skipif(not KERNELS, reason="kernels is not installed: pip install kernels")
 def test_kernels_loads_it_and_a_model_takes_its_layers(package):
     assert run(MODEL.format(package=package)) == ["True"] * 5
+
+
+def documented() -> str:
+    """The code of docs/hub.md, which is indented there: the page is read where kernels is not installed, too."""
+    lines = (ROOT / "docs" / "hub.md").read_text().split("## In a model")[1].split("\n## ")[0].splitlines()
+    return "\n".join(line.removeprefix("    ") for line in lines if line.startswith("    ") or not line).strip() + "\n"
+
+
+AFTER = """
+import torch
+from kernels import get_kernel
+ids, made = torch.arange(9)[None], model.model.layers[0].mlp.forward.__func__.__module__
+print(made)
+plain = LlamaForCausalLM(model.config)
+plain.load_state_dict(model.state_dict())
+print(torch.allclose(model(ids).logits, plain(ids).logits, atol=1e-5), "transformers" in plain.model.norm.forward.__func__.__module__)
+print(torch.allclose(get_kernel("owner/dtkernels", version=1).softmax(torch.ones(2, 3)), torch.ones(2, 3) / 3))
+"""
+
+
+@pytest.mark.skipif(not KERNELS, reason="kernels is not installed: pip install kernels")
+def test_what_the_page_says_replaces_the_layers(package):
+    """Without the marks, `kernelize` had replaced nothing, without a word."""
+    (package.parent / "hub_package").symlink_to(package)
+    norm, mlp, *said = run(documented() + AFTER, package.parent, LOCAL_KERNELS=f"owner/dtkernels={package}")
+    assert not norm.startswith("transformers") and norm == mlp and said == ["True"] * 3
+
+
+def test_the_page_has_the_code_that_is_run():
+    compile(documented(), "docs/hub.md", "exec")
+    assert "replace_kernel_forward_from_hub(marked, name)" in documented() and "kernelize(model" in documented()
