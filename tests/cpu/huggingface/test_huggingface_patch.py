@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -293,7 +294,7 @@ def test_without_transformers_plain_modules_still_work(tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
 
 
-def test_integrations_are_attributes_that_are_loaded_when_they_are_read(tmp_path):
+def test_integrations_are_attributes_that_are_loaded_when_they_are_read():
     """`dtkernels.integrations` raised AttributeError until something else had imported it."""
     code = (
         "import sys, dtkernels\n"
@@ -303,4 +304,4 @@ def test_integrations_are_attributes_that_are_loaded_when_they_are_read(tmp_path
         "assert dtkernels.integrations.huggingface.apply_to is dtkernels.apply_to and dtkernels.integrations.peft.patch_lora\n"
         "assert not hasattr(dtkernels.integrations, 'other')"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=Path(__file__).parents[3])
