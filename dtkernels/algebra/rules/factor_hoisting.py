@@ -18,8 +18,9 @@ def hoist_invariant_factors(algorithm: Algorithm, outputs: tuple[str, ...], inli
     After:  ``where(len(l) == 0, 0, rdot(e[m, l], V[l, n], l) / d[m])``, ``where(c0 < d[m], 0, rsum(A[m, l], l))``
 
     Likewise a condition that does not depend on it, which decides between all terms and none. Funcs in ``inline`` (all, if None) that are
-    quotients or products with such a factor are looked through: ``sm[m, l] = e[m, l] / d[m]`` need not be written inside the sum. Funcs that
-    nothing uses any more are removed. A number of times another Func is looked through at any index, shifted ones included. An empty sum stays 0 whatever divides it; an existing test of ``d[m] == 0`` covers this case.
+    quotients or products with such a factor are looked through: ``sm[m, l] = e[m, l] / d[m]`` need not be written inside the sum. A number of
+    times another Func is looked through at any index, shifted ones included. Funcs that nothing uses any more are removed. An empty sum stays 0
+    whatever divides it; an existing test of ``d[m] == 0`` covers this case.
 
     A mean keeps its factors where another sum reads deviations from it: ``rsum((z[b, o] - mean[o]) ** 2, b)``. Both then take one pass.
     """
