@@ -200,9 +200,10 @@ def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple
 
 def _is_only_added(program: Program, root: str) -> bool:
     """Return whether elements of a Func are only added to sums by its own kernel: nothing reads them from memory."""
-    members = funcs_in_kernel(program, root)
-    elsewhere = {a.tensor for d in program.algorithm.definitions if d.name not in members for a in ex.accesses(d.expr)}
-    return any(a.host == root for a in program.accumulated) and root not in program.outputs() and root not in elsewhere
+    if root in program.outputs() or not any(a.host == root for a in program.accumulated):
+        return False
+    others = {f for other in kernel_roots(program) if other != root for f in funcs_in_kernel(program, other)}  # some of them of this kernel too
+    return not any(a.tensor == root for f in others for a in ex.accesses(program.algorithm[f].expr))
 
 
 def _with_possible_descriptors(kernels: tuple[Kernel, ...], options: KernelOptions) -> tuple[Kernel, ...]:

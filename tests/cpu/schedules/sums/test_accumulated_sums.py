@@ -163,3 +163,11 @@ def test_an_output_among_the_terms_comes_from_the_kernel_that_adds_them_up():
     check(text, A, B, C)
     with pytest.raises(dtkernels.DTError, match="f1 is computed together with others: found a call of f1; allowed: f0, which returns f0, f1"):
         dtkernels.compile(text).f1(A=A, B=B, C=C)
+
+
+def test_terms_that_another_kernel_makes_again_are_read_from_memory():
+    text = (
+        "Func f0, e1, d2, f1; In A, B, C; Var y; RVar x; f0[y, x] = A[y, x] * 2; e1[y, x] = exp(f0[y, x] + B[x]); d2[y] = rsum(e1[y, x], x); f1[y] = rsum(e1[y, x] * C[x], x) / d2[y];"
+        "f1.accumulate_at(f0, x); e1.fuse_at(f1, y); d2.fuse_at(f1, x); f0.tensorize(x:0, y:16); f1.tensorize(x:4); f1.block(y:16); f1.compile(); d2.compile();"
+    )
+    check(text, torch.randn(17, 7), torch.randn(7), torch.randn(7))
