@@ -13,6 +13,7 @@ from ..codegen.emit.module import emit, plain_labels, value_inputs
 from ..codegen.target import Target
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
+from ..lang.extents.formulas import smallest_dimension
 from ..lang.schedule import Program
 from .bind.operator import Operator, Variant
 from .build.source_cache import load_module
@@ -82,15 +83,16 @@ def meta_tensors(forward: Variant, variant: Variant, sizes: dict[str, int], dtyp
         saved |= {o: getattr(torch, own) for o in pair.forward.outputs if (own := pair.forward.algorithm.own_dtype(o))}
     found, other = {}, {t: torch.int64 if t in a.integer_inputs() else torch.bool for t in a.inputs}
     for name in a.inputs:
-        shape = tuple(sizes[label] if label in sizes else _indexed_extent(a, name, dim, sizes) for dim, label in enumerate(plain_labels(a, name)))
+        shape = tuple(sizes[label] if label in sizes else indexed_extent(a, name, dim, sizes) for dim, label in enumerate(plain_labels(a, name)))
         found[name] = torch.empty(shape, dtype=saved.get(name, dtype) if name in values else other[name], device="meta")
     return found
 
 
-def _indexed_extent(algorithm: Algorithm, tensor: str, dim: int, sizes: dict[str, int]) -> int:
-    """Return the extent of a dimension that is indexed by arithmetic only: one more than the largest index."""
+def indexed_extent(algorithm: Algorithm, tensor: str, dim: int, sizes: dict[str, int]) -> int:
+    """Return the extent of a dimension that is indexed by arithmetic only: what formulas tell, else one more than the largest index."""
     indices = [a.index[dim] for d in algorithm.definitions for a in ex.accesses(d.expr) if a.tensor == tensor]
-    return max([1, *(_largest(i, sizes) + 1 for i in indices)])
+    reach = max([1, *(_largest(i, sizes) + 1 for i in indices)])
+    return smallest_dimension(algorithm, tensor, dim, sizes, reach) if algorithm.formulas else reach
 
 
 def _largest(index: ex.Expr, sizes: dict[str, int]) -> int:

@@ -156,9 +156,7 @@ def size_of_labels(algorithm: Algorithm, label: str, sizes: Mapping[str, int]) -
     for formula in algorithm.extent_formulas(label):
         known: dict[tuple[str, int], int] = {}
         for tensor, dim in inputs_of(formula):
-            plain = algorithm.plain_labels(tensor)[dim]
-            group = algorithm.tied_labels(plain) if plain else frozenset()
-            if (size := next((sizes[name] for name in sorted(group) if name in sizes), None)) is None:
+            if (size := _size_of(algorithm, tensor, dim, sizes)) is None:
                 break
             known[tensor, dim] = size
         else:
@@ -174,19 +172,29 @@ def follows_from_labels(algorithm: Algorithm, label: str) -> bool:
     ) and algorithm.extent_source(label) is None  # fmt: skip
 
 
+def _size_of(algorithm: Algorithm, tensor: str, dim: int, sizes: Mapping[str, int]) -> int | None:
+    """Return the size of a dimension by the label that indexes it; None where ``sizes`` lacks that."""
+    plain = algorithm.plain_labels(tensor)[dim]
+    group = algorithm.tied_labels(plain) if plain else frozenset()
+    return next((sizes[name] for name in sorted(group) if name in sizes), None)
+
+
 def smallest_dimension(algorithm: Algorithm, tensor: str, dim: int, sizes: Mapping[str, int], at_least: int) -> int:
     """Return a size of a dimension that only formulas mention for which they give the extents ``sizes``; ``at_least`` where none does.
 
-    Each formula is monotone in practice: the smallest size that gives the extent is found by bisection.
+    Other dimensions that a formula reads have sizes in ``sizes``. Each formula is monotone in practice: the smallest size that gives the
+    extent is found by bisection.
     """
     for label, _ in algorithm.formulas:
         for formula in algorithm.extent_formulas(label):
-            if label not in sizes or inputs_of(formula) != ((tensor, dim),):
+            read = inputs_of(formula)
+            known = {(t, d): size for t, d in read if (t, d) != (tensor, dim) and (size := _size_of(algorithm, t, d, sizes)) is not None}
+            if label not in sizes or {*read} != {(tensor, dim), *known}:
                 continue
             source, wanted = source_of(formula), sizes[label]
 
-            def at(size: int, source: Source = source) -> int:
-                return computed(source, lambda tensor, dim: size)
+            def at(size: int, source: Source = source, known: dict[tuple[str, int], int] = known) -> int:
+                return computed(source, lambda tensor, dim: known.get((tensor, dim), size))
 
             low, high = 0, max(at_least, 1)
             if at(high) == wanted:

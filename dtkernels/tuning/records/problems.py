@@ -14,12 +14,14 @@ import torch
 
 from ...algebra.rules.constant_folding import bind_parameters
 from ...codegen.analysis.product_types import BYTES
-from ...codegen.emit.module import value_inputs
+from ...codegen.emit.module import plain_labels, value_inputs
 from ...codegen.target import target
 from ...lang import expr as ex
+from ...lang.extents.formulas import inputs_of, source_of
+from ...lang.extents.sources import computed
 from ...lang.tuning_space import Shapes
 from ...ops.registry import register, registered, shipped, shipped_names
-from ...runtime.aot_build import factors_of_products, known_labels, meta_tensors
+from ...runtime.aot_build import factors_of_products, indexed_extent, known_labels
 from ...runtime.bind.operator import Operator, Variant
 from ...runtime.select.evidence import TimeModel
 from ...runtime.signature.spec_hash import spec_hash
@@ -237,10 +239,26 @@ def _extent(group: CallKind, label: str, sizes: dict[str, int]) -> int:
     forward, variant = variants_of(group)
     if (constant := variant.algorithm.constant_extent(label)) is not None:
         return constant
-    source = variant.algorithm.extent_source(label)
-    if source is not None and source[0] in forward.algorithm.inputs and set(known_labels(forward.algorithm)) <= {*sizes}:
-        return meta_tensors(forward, forward, sizes, group.torch_dtype)[source[0]].shape[source[1]]
+    source, formulas = variant.algorithm.extent_source(label), variant.algorithm.extent_formulas(label)
+    shapes = _input_shapes(group, tuple(sorted(sizes.items())))
+    if source is not None and source[0] in shapes:
+        return shapes[source[0]][source[1]]
+    if (formula := next((f for f in formulas if all(t in shapes for t, _ in inputs_of(f))), None)) is not None:
+        return computed(source_of(formula), lambda tensor, dim: shapes[tensor][dim])
     raise SystemExit(f"tune: {group.op}: its shapes give no size of {label}; given: {', '.join(sizes)}")
+
+
+@lru_cache(maxsize=64)
+def _input_shapes(group: CallKind, sizes: tuple[tuple[str, int], ...]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the op's inputs where its labels have these sizes, but for those that data indexes; nothing where a label of its own has none."""
+    spec, known = operator_of(group.op).spec.algorithm, dict(sizes)
+    a = bind_parameters(spec, {**dict(spec.params), **dict(group.params)})
+    known |= {x: n for x in a.labels if (n := a.constant_extent(x)) is not None}
+    if any(x not in known and a.plain_extent(x) is not None for x in a.labels):
+        return {}
+    by_data = {n.tensor for d in a.definitions for n in ex.accesses(d.expr) for i in n.index if any(ex.accesses(i))}
+    told = [t for t in a.inputs if t not in by_data or None not in plain_labels(a, t)]
+    return {t: tuple(known[x] if x in known else indexed_extent(a, t, d, known) for d, x in enumerate(plain_labels(a, t))) for t in told}
 
 
 def size_distance(a: TuningProblem, b: TuningProblem) -> float:

@@ -9,11 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "tools"))
 
+from dtkernels.runtime.aot_build import meta_tensors  # noqa: E402
+from dtkernels.runtime.reference import evaluator  # noqa: E402
 from dtkernels.tuning import tune as tune_tool  # noqa: E402
+from dtkernels.tuning.records import problems  # noqa: E402
 from dtkernels.tuning.records.journal import Journal, Time  # noqa: E402
 from dtkernels.tuning.records.measurement_store import read_matrices  # noqa: E402
 from dtkernels.tuning.records.write_table import set_aside  # noqa: E402
@@ -224,3 +228,20 @@ def test_an_op_whose_sizes_do_not_say_all_is_left_out_of_all_and_refused_by_name
     assert "grouped_mm is left out" in said and "grouped_mm" not in ops and {"softmax", "attention", "linear_cross_entropy"} <= ops
     with pytest.raises(SystemExit, match="its shapes give no size of W_0; given: m, n, k"):
         tune_tool.all_problems(tune_tool.arguments(["--ops", "grouped_mm"]))
+
+
+def test_sizes_of_labels_that_the_algebra_makes_follow_from_those_of_the_op(tmp_path):
+    path = tmp_path / "upconv.yaml"
+    path.write_text(
+        "op: upconv\ndoc: A transposed convolution.\nalgorithm: |\n  Func upconv; In X, W; Var b, o, v; RVar c, r; Extent v = 2 * X[2] + W[2] - 2;\n"
+        "  upconv[b, o, v] = rdot(where((v - r) % 2 == 0, X[b, c, (v - r) / 2], 0), W[c, o, r], c, r);\n"
+        "shapes:\n  - {sizes: {b: 4, o: 64, c: 64, v: 257, r: 3}, directions: [forward, backward], dtypes: [bf16]}\n"
+    )
+    spec = problems.operator_of(str(path)).spec
+    found = problems.problems_of(str(path), spec.shapes)
+    assert [w.group.direction for w in found] == ["forward", "backward"]
+    for work in found:
+        forward, variant = problems.variants_of(work.group)
+        tensors = meta_tensors(forward, variant, dict(work.extents), torch.bfloat16)
+        assert tensors["X"].shape == (4, 64, 128), "the size for which the formula gives 257, not what indices reach"
+        assert evaluator.extents(variant.algorithm, tensors) == dict(work.extents)
