@@ -68,8 +68,9 @@ def calls() -> dict[str, int]:
 
 
 def ran(op: str, before: dict[str, int]) -> int:
-    """Return the calls of the op since `before`. Agreement means nothing if the patched model never called it."""
-    return calls().get(op, 0) - before.get(op, 0)
+    """Return the calls of the op since `before`, those of its forms too (`attention_flags`). Agreement means nothing if the patched model never called it."""
+    forms = {name for name in (*calls(), op) if name == op or op == "attention" and name.startswith("attention_")}
+    return sum(calls().get(name, 0) - before.get(name, 0) for name in forms)
 
 
 def encoder_folder() -> Path | None:
