@@ -363,8 +363,19 @@ def _wide_beside(tile: Tile, other: Tile, fn: str) -> Tile:
     """Return an operand of integer arithmetic in 64 bits, where it is made of bits in fewer and the result may not fit."""
     if not (isinstance(tile, Op) and tile.fn in (*BITS, "~")):
         return tile
-    few = tile.fn == "&" and any(isinstance(a, Const) and 0 <= a.value < 2**16 for a in tile.args)
-    return tile if few and fn != "*" and isinstance(other, Const) and abs(other.value) < 2**16 else Op("wide", (tile,))
+    sides = [_largest(t) for t in (tile, other)]
+    fits = None not in sides and (math.prod(sides) if fn == "*" else sum(sides)) < 2**31  # type: ignore[arg-type]
+    return tile if fits else Op("wide", (tile,))
+
+
+def _largest(tile: Tile) -> int | None:
+    """Return the largest magnitude of a number, or of bits that are masked by one; None for anything else."""
+    match tile:
+        case Const(value):
+            return abs(int(value))
+        case Op("&", args):
+            return min((int(a.value) for a in args if isinstance(a, Const) and a.value >= 0), default=None)
+    return None
 
 
 def _in_64_bits(tile: Tile) -> Tile:
