@@ -51,7 +51,7 @@ def _by_phase(algorithm: Algorithm, outputs: tuple[str, ...], refused: set[str])
 
 def _with_products_inside(algorithm: Algorithm, made: set[str]) -> Algorithm:
     """Make a product and the one Func of ``made`` that reads it one Func again, as it was written, under the name of the product."""
-    for name in made:
+    for name in [f for f in algorithm.funcs if f in made]:
         d = algorithm[name]
         for access in ex.accesses(d.expr):
             source = algorithm[access.tensor] if access.tensor in algorithm else None
