@@ -43,6 +43,8 @@ def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
         if p.func not in algorithm:
             allowed = ", ".join((*own.funcs, *operand_names(own), *shared_sum_names(own), *picked_term_names(own)))
             raise DTError("a schedule is on a Func of the program", found=repr(p.func), allowed=allowed, at=p.pos)
+        if p.name.startswith("compile") and p.func not in own:
+            raise DTError(f"{p.name} is of a Func of the program", found=f"{p.func}, an operand or a sum that only has a name", allowed=", ".join(own.funcs), at=p.pos)
         _check_form(p)
         _check_names(p, algorithm, schedule)
     _check_tiles(schedule)

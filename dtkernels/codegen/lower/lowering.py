@@ -7,6 +7,7 @@ the loop that ``fuse_at`` names. A Func that reduces over the very loop it is fu
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 
 from ...algebra.operand_types import OperandTypes
 from ...algebra.rearrangement import rearrangement
@@ -223,11 +224,17 @@ class _Lowering:
         self.stored.append(d.name)
 
     def _written_index(self, write: ex.Write, env: dict[str, Tile], scope: Scope) -> tuple[Tile, ...]:
-        """Return the index of the element that a write changes: -1, which no store reaches, where its condition does not hold."""
+        """Return the index of the element that a write changes: -1, which no store reaches, where its condition does not hold, or past an extent.
+
+        No tile is masked along a loop over single elements, which may pass its extent; data picks an element there too.
+        """
         index = tuple(self.index_of(i, env, scope) for i in write.place.index)
-        if write.condition is None:
+        past = dict.fromkeys(i.axis for i in env.values() if isinstance(i, Position) and i.axis.scalar and not i.axis.exact)
+        conditions: list[Tile] = [Op("<", (Position(a), nest.Size(a.label))) for a in past]
+        conditions += [self.tile(write.condition, env, scope, {})] if write.condition is not None else []
+        if not conditions:
             return index
-        return (Op("where", (self.tile(write.condition, env, scope, {}), index[0], nest.Const(-1))), *index[1:])
+        return (Op("where", (reduce(lambda a, b: Op("and", (a, b)), conditions), index[0], nest.Const(-1))), *index[1:])
 
     # -- Funcs ----------------------------------------------------------------------------------------------------
 

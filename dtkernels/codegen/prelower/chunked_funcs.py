@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ...algebra.smart_constructors import replaced
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
@@ -151,6 +152,11 @@ class _Loop:
                         raise self._refuse(f"{a} in {name}", f"{a.tensor} indexed by {self.label} alone there")
                     if not here and i == ex.Label(self.label) and a.tensor in self.algorithm:
                         raise self._refuse(f"{a} in {name}", "one label along that dimension")
+        for name in self.sums:  # what is left of the definition is computed after the loop, when the last piece is in memory
+            rest = replaced(self.algorithm[name].expr, {self.looped[name]: ex.Const(0)})
+            for a in ex.accesses(rest):
+                if a.tensor in self.kept:
+                    raise self._refuse(f"{a} in {name}, beside the sum", f"{a.tensor} in the sum over {self.label} alone")
 
     def _check_shared(self) -> None:
         """Check that no kernel outside the loop computes what changes inside."""

@@ -107,7 +107,10 @@ def _label_of_dimension(algorithm: Algorithm, members: set[str], tensor: str, al
 
 def _own_labels(algorithm: Algorithm, p: Primitive, tensor: str, along: str, margins: dict[int, Margin]) -> tuple[Algorithm, tuple[str, ...]]:
     """Return the labels of a copy's dimensions, those of the input; a dimension that arithmetic indexes gets one of its own if other rows are asked for."""
-    numbers = [t for t in algorithm.inputs if t not in algorithm.integer_inputs()]  # a copy can hold these
+    written = set(algorithm.written.values())
+    numbers = [t for t in algorithm.inputs if t not in algorithm.integer_inputs() and t not in written]  # a copy can hold these
+    if tensor in written:
+        raise DTError("stage copies an input that is read alone", found=f"{tensor}, which is written", allowed=", ".join(numbers) or "none", at=p.pos)
     if tensor not in numbers:
         raise DTError("stage names an input of numbers", found=f"{tensor}, whose elements stand in an index", allowed=", ".join(numbers) or "none", at=p.pos)
     labels = algorithm.plain_labels(tensor)

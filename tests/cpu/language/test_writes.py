@@ -194,3 +194,15 @@ def test_a_write_reads_back_as_it_was_written():
     text = "Func put; In N, K, t; Var x, y; put[x, y] = write(N[x, y], K[t[x] / 2, y], t[x] > 0);"
     program = dtkernels.lang.parser.parse(text)
     assert dtkernels.lang.parser.parse(str(program)) == program
+
+
+@pytest.mark.parametrize("schedule", ["", "f.block(x:4, y:16); f.tensorize(y:16);", "f.block(x:4); f.tensorize(y:0);", "f.block(x:4, y:48); f.tensorize(y:48);", "f.block(x:16); f.tensorize(x:4);"])
+def test_rows_past_the_end_of_a_block_write_nothing(schedule):
+    A, K, t = torch.randn(5, 3), torch.randn(8, 3), torch.tensor([3, 4, 0, 6, 7])  # the row that data picks past the end would be 0
+    expected = K.clone().index_copy(0, t, 2 * A)
+    assert torch.equal(dtkernels.compile("Func f; In A, K, t; Var x, y; f[x, y] = write(2 * A[x, y], K[t[x], y]);" + schedule)(A=A, K=K, t=t), expected)
+
+
+def test_an_input_that_is_written_is_not_copied():
+    with pytest.raises(dtkernels.DTError, match="stage copies an input that is read alone: found K, which is written; allowed: A"):
+        dtkernels.compile("Func f; In A, K, t; Var x, y; f[x, y] = write(2 * A[x, y], K[t[x], y]); f.stage(K:y);")

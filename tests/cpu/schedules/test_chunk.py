@@ -104,3 +104,9 @@ def test_what_cannot_be_cut_is_refused_in_one_line(text, message):
     with pytest.raises(dtkernels.DTError, match=message) as error:
         dtkernels.compile(text)
     assert "\n" not in str(error.value) and re.search("chunk cuts [xy] of every kernel", str(error.value))
+
+
+def test_a_kept_func_that_is_read_beside_the_sum_is_refused():
+    text = "Func s, f; In A, B; Var x; RVar k; s[x, k] = A[x, k] + B[k, x]; f[x] = s[x, x] + rsum(s[x, k], k); s.chunk(k:8);"
+    with pytest.raises(dtkernels.DTError, match=r"chunk cuts k of every kernel that reads s: found s\[x, x\] in f, beside the sum; allowed: s in the sum over k alone"):
+        dtkernels.compile(text)

@@ -84,3 +84,13 @@ def test_one_load_serves_both_parts():
 ])  # fmt: skip
 def test_tiles_that_are_refused(schedule, found):
     assert found in refused(MM + schedule)
+
+
+def test_bounds_of_a_loop_that_data_tells_are_whole_numbers_in_tiles_of_several_parts():
+    torch.manual_seed(0)
+    a, w, e = torch.randn(7, 3), torch.randn(4, 3, 5), torch.randint(0, 4, (7,))
+    A, W = a.double().requires_grad_(), w.double().requires_grad_()
+    ours = [a.clone().requires_grad_(), w.clone().requires_grad_()]
+    got, want = dtkernels.ops.grouped_mm(*ours, e), torch.einsum("mk,mkn->mn", A, W[e])
+    for mine, theirs in zip(torch.autograd.grad(got.sum(), ours), torch.autograd.grad(want.sum(), (A, W)), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5)

@@ -70,6 +70,7 @@ from ...ir.nest import (
     TileScan,
     axes_of,
 )
+from ...ir.value_type import is_integer
 from ...lower.reduction_terms import MIN_DOT, TILE_KINDS
 from ...lower.schedule_options import KernelOptions
 from ...powers_of_two import binary_parts
@@ -195,7 +196,7 @@ class _Cut:
             case Guard(arg, axes) if part is not None and self.axis in axes:
                 return replace(tile, arg=self._of(arg, part), axes=tuple(part if a == self.axis else a for a in axes))
             case TileReduce(kind, arg, axes) if self.axis in axes:
-                fn = "largest" if kind == "max" and not tile.keeps_nan else _COMBINED[kind]
+                fn = "largest" if kind == "max" and not tile.keeps_nan and not is_integer(arg) else _COMBINED[kind]
                 over = [(self._of(arg, p), self._axes(axes, p)) for p in self.parts]
                 each = [replace(tile, arg=own, axes=left) if left else own for own, left in over]
                 return reduce(lambda a, b: Op(fn, (a, b)), each)
