@@ -181,7 +181,7 @@ def _cached(args: AttentionArgs, forms: dict) -> dict[str, object]:
     new = append(args, forms, args.k, args.v, lengths, scales)
     given = _scores(_scaled(args, scales[0]), args.q, args.k, args.v) | _in_cache(args, lengths, new) | spec_scales(*scales)
     if _differentiated(args.q, args.k, args.v):
-        given |= {"keyed": True, "stops": visible_keys.stops(lengths, args.q.shape[2], keys)}
+        given |= {"keyed": True, "stops": visible_keys.stops(lengths.long() + new if new else lengths, args.q.shape[2], keys)}
     return given
 
 

@@ -152,3 +152,19 @@ def test_what_the_device_knows_is_checked_when_asked(monkeypatch):
         with pytest.raises((IndexError, ValueError), match=said):
             ops.attention(q, pages, pages.clone(), block_table=torch.tensor(table), **given)
     ops.attention(q, pages, pages.clone(), block_table=torch.tensor([[3, 2], [1, 0]]), **given)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_queries_that_need_a_gradient_see_the_new_keys(count, dtype):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+    new_k, new_v = torch.randn(2, 2, count, 8), torch.randn(2, 2, count, 8)
+    lengths, wanted = torch.tensor([3, 6], dtype=dtype), []
+    for b, length in enumerate((3, 6)):
+        keys, values = (torch.cat([t[b, :, :length], new[b]], 1).repeat_interleave(2, 0).double() for t, new in ((k, new_k), (v, new_v)))
+        hidden = torch.ones(5, length + count, dtype=torch.bool).tril(length + count - 5)
+        wanted.append((q[b].double() @ keys.transpose(1, 2) / 8**0.5).masked_fill(~hidden, -torch.inf).softmax(-1).nan_to_num() @ values)
+    for needs in (False, True):
+        got = ops.attention(q.clone().requires_grad_(needs), k.clone(), v.clone(), lengths=lengths, new_k=new_k, new_v=new_v, causal=True)
+        torch.testing.assert_close(got.double(), torch.stack(wanted), rtol=1e-5, atol=1e-5)
