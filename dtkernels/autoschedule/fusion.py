@@ -289,8 +289,11 @@ class Fusion:
     def _writes_redundantly(self, fused: tuple[Primitive, ...]) -> bool:
         """Return whether several programs of another output's kernel write an output, each for a block of a label that it lacks."""
         for output, root in ((o, host(o, Schedule(fused).fused())) for o in self.outputs):
-            if any(label not in self.algorithm[output].labels and self.sizes[label] > size for label, size in self.tiles(root, fused).blocks):
-                return True
+            config, own = self.tiles(root, fused), self.algorithm[output].labels
+            for label, size in config.blocks:
+                parts = config.merges.get(label, (label,))
+                if not {*parts} <= {*own} and self._elements(parts) > size:
+                    return True
         return False
 
     def _fused(

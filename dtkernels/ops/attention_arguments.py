@@ -99,6 +99,8 @@ def check_kinds(args: AttentionArgs) -> None:
     only_tensors("attention", q=args.q, k=args.k, v=args.v, **optional)
     if mask is not None and not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
         raise TypeError(f"attention: mask is {mask.dtype}; allowed: bool or floating point")
+    if args.bias is not None and not args.bias.dtype.is_floating_point:
+        raise TypeError(f"attention: bias is {args.bias.dtype}; allowed: floating point; mask is what hides keys")
     if not isinstance(causal, (bool, int, torch.Tensor, torch.SymBool)) and type(causal).__name__ not in ("bool", "bool_"):  # NumPy's bool
         raise TypeError(f"attention: causal is {causal!r}; allowed: True or False")
     if not isinstance(offset, (int, torch.Tensor, torch.SymInt)):

@@ -49,6 +49,8 @@ def divergence_arguments(
     check_reduction(op, reduction)
     check_range(op, "temperature", temperature, 0, float("inf"), above=True)
     more = {**ignoring(op, student.shape[:-1], target, ignore_index), **normalized(op, inputs, other)}
+    if inputs != "logits" and temperature != 1:
+        raise ValueError(f"{op}: temperature is {temperature} with inputs={inputs!r}, which are taken as they are; allowed: 1")
     classes = {} if target is None else {"t": target}
     return {"S": student, "T": teacher, "scale": 1 / temperature, **more, **classes}
 

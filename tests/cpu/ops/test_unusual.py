@@ -1,6 +1,8 @@
 # ruff: noqa: E501 (programs read best on one line)
 """Programs and calls that someone from outside would try: every section of the language once where it is least comfortable."""
 
+import math
+
 import bounds  # noqa: F401 (an access outside the tensors raises)
 import pytest
 import torch
@@ -248,3 +250,33 @@ def test_a_tile_that_is_too_large_at_these_sizes_is_refused():
 def test_what_takes_no_end_is_refused():
     with pytest.raises(dtkernels.DTError, match=r"<string>:1:1: an expression is nested too deeply"):
         dtkernels.compile("Func f; In A; Var x; f[x] = " + " + ".join(["A[x]"] * 900) + ";")
+
+
+def test_sparsemax_of_large_elements_and_of_those_that_lie_far_from_0():
+    x = torch.tensor([[1e7, 1e7, 0.0], [1e8, 0.0, 0.0], [1e6 + 0.5, 1e6, 1e6 - 4.0]])
+    expected = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.75, 0.25, 0.0]])
+    torch.testing.assert_close(dtkernels.ops.sparsemax(x), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("padding, old", [(0.0, -200.0), (-math.inf, -math.inf), (math.nan, 0.0)])
+def test_grpo_gives_masked_tokens_no_gradient(padding, old):
+    logprobs = torch.tensor([[-1.0, padding]], requires_grad=True)
+    loss = dtkernels.ops.grpo(logprobs, torch.tensor([[-1.0, old]]), torch.tensor([[True, False]]), torch.ones(1), torch.tensor([[-1.0, 300.0]]), beta=0.1)
+    loss.backward()
+    assert loss.item() == -1 and logprobs.grad.tolist() == [[-1, 0]]
+
+
+def test_log_probabilities_take_no_temperature_and_a_bias_is_no_mask():
+    p = torch.randn(2, 5).log_softmax(-1)
+    for call in (dtkernels.ops.kl_divergence, dtkernels.ops.jsd):
+        with pytest.raises(ValueError, match="temperature is 2.0 with inputs='log_probs', which are taken as they are; allowed: 1"):
+            call(p, p, temperature=2.0, inputs="log_probs")
+    x = torch.randn(1, 1, 3, 4)
+    with pytest.raises(TypeError, match="attention: bias is torch.bool; allowed: floating point; mask is what hides keys"):
+        dtkernels.ops.attention(x, x, x, bias=torch.ones(3, 3, dtype=torch.bool))
+
+
+def test_gradients_of_sparse_multi_token_attention_at_few_positions():
+    s, w = torch.randn(1, 2, 4, 4, dtype=torch.bfloat16, requires_grad=True), torch.randn(2, 2, 3, 3, dtype=torch.bfloat16, requires_grad=True)
+    grads = torch.autograd.grad(dtkernels.ops.multi_token_attention(s, w, sparse=True).sum(), (s, w))
+    assert all(g.isfinite().all() for g in grads)
