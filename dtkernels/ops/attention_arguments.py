@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .op_decorator import compiling, only_tensors
+from .reductions import check_range
 
 LOWEST = -2.3e38  #: scores above it, times log2(e), fit float32
 FLAGS = "attention_flags"  #: the op behind a mask of one flag a key
@@ -57,8 +58,7 @@ def spec_arguments(args: AttentionArgs) -> dict[str, object]:
         if tensor is not None:
             given |= {on: True, name: _broadcast_to(name, tensor, (*q.shape[:-1], k.shape[-2]))}
     if args.softcap is not None:
-        if not args.softcap > 0:
-            raise ValueError(f"attention: softcap is a number above 0; got {args.softcap}")
+        check_range("attention", "softcap", args.softcap, 0, float("inf"), above=True)
         given |= {"capped": True, "cap": float(args.softcap)}
     if args.sinks is not None:
         heads = q.shape[-3] if q.dim() > 2 else 1

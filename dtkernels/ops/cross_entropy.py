@@ -2,8 +2,7 @@ import torch
 
 from ..runtime.path_counters import checking
 from .op_decorator import compiling, only_tensors, op
-
-REDUCTIONS = ("none", "sum", "mean")
+from .reductions import check_range, check_reduction
 
 
 @op(A="logits (..., V)", t="target (...)", smoothing="label_smoothing")
@@ -23,10 +22,8 @@ def cross_entropy(
     tensor(1.3863)
     """
     only_tensors("cross_entropy", logits=logits, target=target)
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"cross_entropy: reduction is {reduction!r}; allowed: {', '.join(REDUCTIONS)}")
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"cross_entropy: label_smoothing is {label_smoothing}; allowed: 0 to 1")
+    check_reduction("cross_entropy", reduction)
+    check_range("cross_entropy", "label_smoothing", label_smoothing, 0, 1)
     if logits.shape[:-1] != target.shape:
         raise ValueError(
             f"cross_entropy: target has a class for each row of logits; got shapes {tuple(logits.shape)}, {tuple(target.shape)}"

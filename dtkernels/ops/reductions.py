@@ -70,7 +70,11 @@ def check_shapes(op: str, what: str, **tensors: torch.Tensor) -> None:
 
 
 def check_range(op: str, name: str, value: float, low: float, high: float, above: bool = False) -> None:
-    """Raise ValueError, one line, for a number out of range. ``above``: the lower end is not allowed itself."""
-    if not (low < value if above else low <= value) or not value <= high:
+    """Raise ValueError, one line, for a number out of range, TypeError for what is no number. ``above``: the lower end is not allowed itself."""
+    try:
+        inside = (low < value if above else low <= value) and value <= high
+    except TypeError:
+        raise TypeError(f"{op}: {name} is {value!r}; allowed: a number") from None
+    if not inside:
         allowed = f"above {low:g}" if above and high == float("inf") else f"{low:g} to {high:g}"
         raise ValueError(f"{op}: {name} is {value}; allowed: {allowed}")

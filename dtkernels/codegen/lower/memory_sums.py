@@ -71,7 +71,7 @@ def add_in_memory(lowering: _Lowering, d: Definition, env: dict[str, Tile], scop
     for label in d.labels:
         if label not in at and label not in asked.parts:
             at[label] = Position(lowering.whole_axis(label, at.values()))
-    _check_merged(lowering, d, node.labels, at)
+    _check_merged(lowering, d, node.labels, at, wanted)
     for label in at:
         lowering.place(d.name, label, at, scope)
     lowering.reducer.check_finished(d)
@@ -97,14 +97,22 @@ def _without_tests(node: ex.Reduce | ex.Dot, asked: Accumulation) -> ex.Reduce |
     return node
 
 
-def _check_merged(lowering: _Lowering, d: Definition, summed: tuple[str, ...], at: Mapping[str, Tile]) -> None:
-    """Raise DTError where one loop goes over labels of the sum and of its place together: a step has terms of several elements."""
+def _check_merged(lowering: _Lowering, d: Definition, summed: tuple[str, ...], at: Mapping[str, Tile], known: set[str]) -> None:
+    """Raise DTError where one loop goes over labels of the sum and of its place together, or over labels beside the ``known`` ones.
+
+    A step of the first has terms of several elements; the second would add each term once for each element of the other label.
+    """
+    asked = {p.args[0]: p.pos for p in lowering.schedule.of(lowering.added[d.name].host, "merge")}
+    for axis in {n.axis for t in at.values() for n in t.walk() if isinstance(n, Position)}:
+        if others := [x for x in lowering.merged.get(axis.label, ()) if x not in known]:
+            raise DTError(f"accumulate_at: a merged loop goes over labels at which terms of {d.name} are known", found=f"{axis.label}, also of {', '.join(others)}",
+                          allowed=f"merge without {', '.join(others)}", at=asked.get(axis.label, d.pos))  # fmt: skip
     of_sum, of_place = ({n.axis for x in labels if x in at for n in at[x].walk() if isinstance(n, Position)} for labels in (summed, d.labels))
     for axis in of_sum & of_place:
         if axis.label in lowering.merged:
             parts = ", ".join(lowering.merged[axis.label])
             raise DTError(f"accumulate_at: a merged loop goes over labels of {d.name}, or over labels that it sums", found=f"{axis.label} of {parts}",
-                          allowed="merge of either", at=lowering.schedule.of(d.name, "accumulate_at")[-1].pos if lowering.schedule.of(d.name, "accumulate_at") else d.pos)  # fmt: skip
+                          allowed="merge of either", at=asked.get(axis.label, d.pos))  # fmt: skip
 
 
 def _single_elements_past(index: tuple[Tile, ...]) -> tuple[Axis, ...]:

@@ -133,6 +133,8 @@ class _Loop:
         for func in sorted(self.members[root]):
             own, reduced = self.label in self.algorithm[func].labels, self.label in reduction_labels(self.algorithm, func)
             written = func in self._writes(root)
+            if func in self.algorithm.written:  # the place of a row in the input may be anywhere
+                raise self._refuse(f"{func}, which writes {self.algorithm.written[func]}", "a kernel of its own for it, that reads no chunked Func")
             if reduced and (own or not written or not self._is_sum(func)):
                 raise self._refuse(f"{str(self.algorithm[func]).rstrip(';')}, which takes all of {self.label} at once", "another label, or a sum over it")
             if written and not own and not reduced:

@@ -30,8 +30,7 @@ def last_layer(
             raise ValueError(f"{op}: bias is (V,); got shapes {tuple(weight.shape)}, {tuple(bias.shape)}")
         given |= {"biased": True, "b": bias}
     if softcap is not None:
-        if not softcap > 0:
-            raise ValueError(f"{op}: softcap is a number above 0; got {softcap}")
+        check_range(op, "softcap", softcap, 0, float("inf"), above=True)
         given |= {"capped": True, "cap": float(softcap)}
     if lora is not None:
         given |= _low_rank(op, hidden, weight, lora)

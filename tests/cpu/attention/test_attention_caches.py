@@ -114,7 +114,7 @@ WRONG = {
     "lengths of another batch": (HEADS, {"lengths": torch.zeros(3).int()}, r"lengths has shape \(3,\); allowed: \(2,\)"),
     "no lengths": (PAGES, {"block_table": TABLE}, "block_table is given, lengths is missing"),
     "a layout": (PAGES, {"block_table": TABLE, "lengths": LENGTHS, "kv_layout": "NDH"}, "kv_layout is 'NDH'; allowed: 'NHD'"),
-    "heads that divide nothing": (PAGES, {"block_table": TABLE, "lengths": LENGTHS, "kv_layout": "HND", "softcap": 0.0}, "softcap is a number above 0"),
+    "heads that divide nothing": (PAGES, {"block_table": TABLE, "lengths": LENGTHS, "kv_layout": "HND", "softcap": 0.0}, "softcap is 0.0; allowed: above 0"),
 }  # fmt: skip
 
 

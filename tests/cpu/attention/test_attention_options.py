@@ -107,7 +107,7 @@ def test_limits_that_no_query_reaches_cost_nothing():
     "options, message",
     [
         ({"window": (-1, 0)}, "a window reaches 0 or more keys to either side, None for no limit; got (-1, 0)"),
-        ({"softcap": 0.0}, "softcap is a number above 0; got 0.0"),
+        ({"softcap": 0.0}, "softcap is 0.0; allowed: above 0"),
         ({"sinks": torch.zeros(3)}, "sinks has one number a head, shape (4,); got shape (3,)"),
     ],
 )

@@ -98,6 +98,7 @@ def test_bad_statements_are_refused_in_one_line(statement):
         ("Func g, s, f; In A; Var x, y; g[x, y] = A[x, y] + 1; s[x] = rsum(g[x, y], y); f[x, y] = g[x, y] / s[x]; g.chunk(y:16); f.compile();", "reads the sum s"),
         ("Func g, f; In A; Var x; RVar y; g[x, y] = A[x, y] + A[y, x]; f[x] = rsum(g[x, y], y); g.chunk(y:16); f.compile();", "indexed by y alone there"),
         ("Func g, f; In A; Var x; RVar y; g[x, y] = A[x, y] + 1; f[x] = rmax(g[x, y], y); g.chunk(y:16); f.compile();", "takes all of y at once"),
+        ("Func m, f; In A, t, K; Var x; RVar y; m[x] = rmax(A[x, y], y); f[x, y] = write(A[x, y] - m[x], K[t[x], y]); m.chunk(x:4); f.compile();", "found f, which writes K"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_cut_is_refused_in_one_line(text, message):

@@ -171,3 +171,11 @@ def test_terms_that_another_kernel_makes_again_are_read_from_memory():
         "f1.accumulate_at(f0, x); e1.fuse_at(f1, y); d2.fuse_at(f1, x); f0.tensorize(x:0, y:16); f1.tensorize(x:4); f1.block(y:16); f1.compile(); d2.compile();"
     )
     check(text, torch.randn(17, 7), torch.randn(7), torch.randn(7))
+
+
+@pytest.mark.parametrize("merge", ["y, x", "x, y"])
+@pytest.mark.parametrize("ordered", ["", ", ordered"])
+def test_a_merged_loop_that_would_repeat_terms_is_refused(merge, ordered):
+    text = "Func g, f; In X, D; Var x, y;\ng[x, y] = D[x, y] * 2;\nf[y] = rsum(D[x, y] * X[x, y], x);\ng.compile(); f.compile(); f.tensorize(y:0); "
+    with pytest.raises(dtkernels.DTError, match=r":5:1: accumulate_at: a merged loop goes over labels at which terms of .* are known: found p, also of y; allowed: merge without y"):
+        dtkernels.compile(f"{text}f.accumulate_at(g, x{ordered});\ng.merge(p, {merge});").f(*random((8, 16), (8, 16)))
