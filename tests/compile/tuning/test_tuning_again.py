@@ -194,7 +194,7 @@ def test_rows_race_as_whole_schedules_and_sizes_held_out_race_what_the_new_table
     (other,) = works((77, 1000))
     out, earlier = tmp_path / "out", tmp_path / "earlier"
     folder_with(earlier, row_of(first, hand(2, 16)), replace(row_of(first, hand(2, 16)), spec="0123456789ab", saved=True))
-    folder_with(out, row_of(other, hand(2, 16)))
+    folder_with(out, replace(row_of(other, hand(2, 16)), measured=False))
     told = tune(out, "--from", str(earlier))
     assert f"tune: 1 rows of {earlier} raced again; 1 of another version of their spec left out" in told
     journal = Journal(out / "journal.jsonl", {})

@@ -80,7 +80,7 @@ def test_the_default_schedule_is_named_with_the_reason(rows, asked, why, table, 
 def test_a_row_that_is_not_measured_says_so(table, capsys):
     table(row(16384, 8192, measured=False), row(16384, 8000, microseconds=None))
     text = run(capsys, "explain", "softmax", "--shape", "16384x8192")
-    assert "estimated 100 us: tuned at these sizes" in text and "not measured" in text
+    assert "estimated 100 us: a schedule stored for these sizes" in text and "not measured" in text
 
 
 def test_a_backward_has_the_gradients_that_the_table_has_rows_for(capsys):
