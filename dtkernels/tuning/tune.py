@@ -154,8 +154,8 @@ class Run:
 
     def __init__(self, args: argparse.Namespace):
         self.args, self.begin, self.stopping = args, time.monotonic(), 0  #: the signal that asked to stop
-        self._check_gpus()
         self.works = all_problems(args)
+        self._check_gpus()
         pretended = target(args.gpu) if args.gpu != "auto" else target("h200")
         self.gpus = self._gpu_workers(pretended)
         self.about = self._about(pretended)
