@@ -19,6 +19,11 @@ def of(name: str, kind: str = "ForCausalLM", **config):
     return model.eval()
 
 
+def llama():
+    """Return a Llama of grouped heads that trains."""
+    return of("Llama", **GROUPED).train()
+
+
 def batch(model) -> dict[str, torch.Tensor]:
     """Two sequences, one of them padded on the left; labels where the model has a loss."""
     ids = torch.randint(3, 97, (2, 9), generator=torch.Generator().manual_seed(1))

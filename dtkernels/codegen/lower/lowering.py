@@ -38,7 +38,7 @@ from ..ir.value_type import value_type, whole_quotient
 from ..powers_of_two import next_power_of_two
 from ..prelower.kernel_partition import stored_funcs
 from ..prelower.stage_aligned_copies import is_shift
-from .memory_sums import add_in_memory, additions
+from .memory_sums import add_in_memory, additions, single_elements_past
 from .merged_labels import grouped, parts_of
 from .reduction_terms import MIN_DOT
 from .reductions import Reducer
@@ -229,7 +229,7 @@ class _Lowering:
         No tile is masked along a loop over single elements, which may pass its extent; data picks an element there too.
         """
         index = tuple(self.index_of(i, env, scope) for i in write.place.index)
-        past = dict.fromkeys(i.axis for i in env.values() if isinstance(i, Position) and i.axis.scalar and not i.axis.exact)
+        past = single_elements_past(tuple(i for i in env.values() if isinstance(i, Position)))
         conditions: list[Tile] = [Op("<", (Position(a), nest.Size(a.label))) for a in past]
         conditions += [self.tile(write.condition, env, scope, {})] if write.condition is not None else []
         if not conditions:

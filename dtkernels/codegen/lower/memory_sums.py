@@ -78,7 +78,7 @@ def add_in_memory(lowering: _Lowering, d: Definition, env: dict[str, Tile], scop
     terms = lowering.reducer.terms(node, at, scope, tuple(axes))
     apart = set().union(*(nest.axes_of(at[label]) for label in d.labels if label in at))  # each term along them has an element of its own
     value = terms if isinstance(terms, TileDot) else reduced("sum", terms, tuple(a for a in axes if a not in apart))
-    if past := _single_elements_past(tuple(at[label] for label in node.labels)):
+    if past := single_elements_past(tuple(at[label] for label in node.labels)):
         value = Guard(value, past, 0.0)
     at |= {part: BlockNumber(lowering.counted[part][0]) for part in asked.parts}
     index = tuple(at[label] for label in d.labels)
@@ -115,7 +115,7 @@ def _check_merged(lowering: _Lowering, d: Definition, summed: tuple[str, ...], a
                           allowed="merge of either", at=asked.get(axis.label, d.pos))  # fmt: skip
 
 
-def _single_elements_past(index: tuple[Tile, ...]) -> tuple[Axis, ...]:
+def single_elements_past(index: tuple[Tile, ...]) -> tuple[Axis, ...]:
     """Return the axes of loops over single elements of a block that may pass their extents: no tile is masked along them."""
     return tuple(dict.fromkeys(n.axis for i in index for n in i.walk() if isinstance(n, Position) and n.axis.scalar and not n.axis.exact))
 

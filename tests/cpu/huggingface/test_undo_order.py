@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 import transformers
 from dtkernels.integrations.huggingface import apply_to
 from dtkernels.integrations.huggingface.patching.call_stats import implementation_before
-from huggingface_models import GROUPED, IDS, batch, of, outputs
+from huggingface_models import GROUPED, IDS, batch, llama, of, outputs
 from torch import nn
 
 
@@ -21,10 +21,6 @@ from torch import nn
 def by_the_reference(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("DTKERNELS_FALLBACK", "reference")
-
-
-def llama():
-    return of("Llama", **GROUPED).train()
 
 
 def bart():

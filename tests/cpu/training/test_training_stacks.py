@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("transformers")
 
 from dtkernels.integrations.huggingface import apply_to
-from huggingface_models import GROUPED, of
+from huggingface_models import GROUPED, llama, of
 from torch import nn
 
 IDS = torch.randint(3, 97, (4, 2, 9), generator=torch.Generator().manual_seed(2))
@@ -19,10 +19,6 @@ IDS = torch.randint(3, 97, (4, 2, 9), generator=torch.Generator().manual_seed(2)
 def by_the_reference(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("DTKERNELS_FALLBACK", "reference")
-
-
-def llama():
-    return of("Llama", **GROUPED).train()
 
 
 def loss_of(model, ids):
