@@ -20,6 +20,7 @@ PROGRAMS = {
     "every second element": ("Func f; In A; Var c, x; Extent x = A[1] / 2; f[c, x] = A[c, 2 * x] + 1; " + TILES, [(512, 1024)], "tt.load"),
     "each element twice": ("Func f; In A; Var c, x; Extent x = 2 * A[1]; f[c, x] = A[c, x / 2] + 1; " + TILES, [(512, 1024)], "tt.load"),
     "backwards": ("Func f; In A; Var c, x; f[c, x] = A[c, len(x) - 1 - x] + 1; Extent x = A[1]; " + TILES, [(512, 1024)], "tt.load"),
+    "every second element of merged rows": ("Func f; In A; Var c, y, x; Extent y = A[1]; Extent x = A[2] / 2; f[c, y, x] = A[c, y, 2 * x] + 1; f.merge(p, y, x); f.block(c:16, p:64); f.tensorize(c:16, p:64);", [(64, 30, 1024)], "tt.load"),
     "phases in turn": ("Func f; In A; Var c, x; Extent c = A[1]; Extent x = 2 * A[2]; f[c, x] = A[x % 2, c, x / 2] + 1; " + TILES, [(2, 512, 1024)], "tt.load"),
 }  # fmt: skip
 
@@ -34,6 +35,12 @@ def test_lanes_go_along_the_last_dimension(name):
     lanes = re.search(rf"{layout} = [^\n]*threadsPerWarp = \[(\d+), (\d+)\]", ir)
     longer = max((1, 2), key=lambda d: int(sides[d - 1]))  # of the tile: along x or p
     assert lanes and int(lanes[longer]) >= 8, lanes and lanes[0]
+
+
+def test_a_func_fused_in_merged_loops_is_not_masked():
+    """The masks of the loads and stores keep each part of a merged label inside its extent."""
+    text = "Func y, f; In A, W; Var b, x, o; RVar c; y[b, x, o] = rdot(A[b, x, c], W[o, c], c); f[b, x, o] = exp(y[b, x, o]); y.fuse_at(f, o); f.merge(p, b, x); f.block(p:64, o:64); f.tensorize(p:64, o:64, c:32);"
+    assert "tl.where" not in emit(parse(text), target=H200)
 
 
 def test_what_triton_sees_gets_no_hint():

@@ -333,7 +333,7 @@ class _Lowering:
         definition = self.algorithm[func]
         env = dict(zip(definition.labels, index))
         value = self.compute(definition, env, scope)
-        if not all(spans(i, label) or label in self.counted for label, i in zip(definition.labels, index)):
+        if not all(self._runs_over(label, i) or label in self.counted for label, i in zip(definition.labels, index)):
             value = self._mask_outside(definition, index, value)
         return self.define(definition, index, value, scope)
 
@@ -356,7 +356,7 @@ class _Lowering:
     def _mask_outside(self, definition: Definition, index: tuple[Tile, ...], value: Tile) -> Tile:
         """Mask a shifted Func: outside its extents it reads 0, as an input does."""
         for label, i in zip(definition.labels, index):
-            if not spans(i, label):
+            if not self._runs_over(label, i):
                 inside = Op("and", (Op(">=", (i, nest.Const(0))), Op("<", (i, nest.Size(label)))))
                 value = Op("where", (inside, value, nest.Const(0.0)))
         return value
@@ -461,6 +461,10 @@ class _Lowering:
             return inside and (size := size_of_dimension(self.algorithm, tensor, dim)) is not None and stays_inside(self.algorithm, index, size)
         own = (self.algorithm[tensor].labels if tensor in self.algorithm else self.algorithm.plain_labels(tensor))[dim]
         return own is not None and at.axis.label in self.algorithm.tied_labels(own)
+
+    def _runs_over(self, label: str, at: Tile) -> bool:
+        """Return whether ``at`` is an index along ``label``, by itself or in a loop over several labels as one."""
+        return spans(at, label) or any(self._is_part(x, at) for x in self.algorithm.tied_labels(label))
 
     def _is_part(self, label: str, at: Tile) -> bool:
         """Return whether ``at`` is where a loop over ``label`` and others as one is along ``label``."""

@@ -53,7 +53,7 @@ def _kind(index: tuple[Tile, ...], axis: Axis) -> str:
     if part == Position(axis):
         return "next" if sign > 0 else "near"
     match part:
-        case Op("*", (Position(), Const(step)) | (Const(step), Position())) if abs(step) <= NEAR:
+        case Op("*", (whole, Const(step)) | (Const(step), whole)) if abs(step) <= NEAR and _is_last_part(whole, axis):
             return "near"
         case Op("//", (_, Const(by))) if by <= NEAR:
             return "near"
@@ -67,6 +67,11 @@ def _counted_together(index: tuple[Tile, ...], axis: Axis) -> bool:
     """
     parts = [a for i in index for sign, a in addends(i) if axis in nest.axes_of(a)]
     return all(_is_part(a, axis) for a in parts) and isinstance(parts[-1], Op) and parts[-1].fn == "%"
+
+
+def _is_last_part(index: Tile, axis: Axis) -> bool:
+    """Return whether neighbours along the axis differ by one here: its index, or a remainder of it."""
+    return index == Position(axis) or isinstance(index, Op) and index.fn == "%" and _is_last_part(index.args[0], axis) and not nest.axes_of(index.args[1])
 
 
 def _is_part(index: Tile, axis: Axis) -> bool:
