@@ -61,24 +61,27 @@ class KernelCount:
             self.step[label], self.loaded[label] = tile, min(tile, block or tile, n)
         for label, parts_of in plan.merged.items():
             self._share_tile(label, parts_of)
+        self.longest = 1.0  #: iterations of the longest program over those of the average one
         for label in plan.bounded:
-            if label in self.filled and label not in self.count and sizes.get(label, 1) > 1:
-                seen = self._seen_share(label)
-                seen += min(1 - seen, self.step[label] / self.filled[label])
+            parts = 1 if label in plan.blocks else plan.split.get(label, 1)
+            if label in self.filled and self.count.get(label, 1) == parts and sizes.get(label, 1) > 1:
+                seen, most = self._seen_share(label)
+                seen += min(1 - seen, self.step[label] / (parts * self.filled[label]))
                 self.filled[label] *= seen
                 self.extent[label] *= seen
+                self.longest *= max(1.0, most / seen)
         for label in {x for f, _ in plan.members if f.name in plan.config.added for x in f.picked_labels()}:
             self.extent[label] = self.filled[label] = 1.0
             self.step[label] = self.loaded[label] = 1
         self.float8 = target.has_float8 and bool(plan.products) and self._depth() >= FLOAT8_DEPTH and all(f.name in plan.known.float8 for f, _ in plan.members if f.products)
 
-    def _seen_share(self, label: str) -> float:
-        """Return the share of all pairs that a comparison with another label leaves: a half, unless the places themselves are compared."""
+    def _seen_share(self, label: str) -> tuple[float, float]:
+        """Return the shares of a label's elements that a comparison with another label leaves on the average and at most: a half and all, unless the places themselves are compared."""
         for low, high in self.plan.ordered:
             if label in (low, high) and low in self.sizes and high in self.sizes:
                 below, above = max(self.sizes[low], 1), max(self.sizes[high], 1)
-                return above / (2 * below) if above <= below else 1 - below / (2 * above)
-        return 0.5
+                return (above / (2 * below) if above <= below else 1 - below / (2 * above)), (min(1.0, above / below) if label == low else 1.0)
+        return 0.5, 1.0
 
     def _whole_tile(self, label: str, n: int) -> int:
         """Return the elements of the one or two tiles that hold a whole extent."""
@@ -191,7 +194,7 @@ class KernelCount:
                     summed=plan.sums_operands and len(plan.products) == 1, parted_boxes=self._parts_boxes(),
                     computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips,
                     issued=0.0 if plan.products else self._issued(requests + short, heavy + light, exchanges), passes=passes,
-                    runs=0.0 if plan.products else runs, **self._float32_products())  # fmt: skip
+                    runs=0.0 if plan.products else runs, longest=self.longest, **self._float32_products())  # fmt: skip
 
     def _parts_boxes(self) -> bool:
         """Return whether a box of a descriptor has a single element between its tiles: ``A[b, g, c]`` with tiles along ``b`` and ``c``."""

@@ -87,6 +87,7 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
             last = min(last, _streamed(rest, busy, waiting, config, c, (cores, slots)))
         hidden = c.overlap * (not config.persistent) if full else 0.0
         computing += last * (1 - hidden) + hidden * crowded * rest / slots
+    computing = max(computing, c.start + work.longest * alone)
     ahead = max(1, config.stages - 1) if work.rows and work.steps > 1 else 1
     flying = min(work.programs, slots) * max(work.tile_bytes, 32.0) * ahead
     moving = (work.memory + c.strip * work.strips + c.stored_strip * work.stored_strips + c.run * work.runs) / (bandwidth * flying / (flying + c.flying))

@@ -53,6 +53,7 @@ class Work(NamedTuple):
     issued: float = 0.0  #: instructions of one warp, of a kernel without products
     runs: float = 0.0  #: pieces that lie contiguous in memory, of all blocks of the whole kernel
     passes: float = 0.0  #: of shared memory, over which warps exchange parts of sums: threads that want the same bank take one after another
+    longest: float = 1.0  #: iterations of the longest program over those of the average one, as under a causal mask
 
 
 class Stores(NamedTuple):

@@ -58,7 +58,7 @@ from ..dce import eliminate_dead_code, tiles_of
 from ..memory.load_sinking import sink_loads
 from .split_k_blocks import one_step, summed_axis
 from .split_k_means import counted_shares, is_relative, joined, joined_sum, stepped
-from .split_k_merge import block_merge, distribute_stores, merge_warps, parts_at_once
+from .split_k_merge import UNROLL, block_merge, distribute_stores, merge_warps, parts_at_once, read_fewer_ahead
 
 UNROLLED = 16  #: most parts that a step of the merge takes one after another
 DTYPES = {"largest_key": "int64"}  #: of workspaces, by the operator that combines their parts; float32 for others
@@ -88,7 +88,7 @@ def split_k(kernel: Kernel, options: KernelOptions) -> tuple[Kernel, ...]:
     spread = distribute_stores(body, split.label)
     writes = tuple(o for o in kernel.writes if o in _stored_buffers(body))
     warps = kernel.num_warps if spread != body else merge_warps(body, kernel.num_warps)
-    merged = replace(kernel, body=spread, writes=writes, workspaces=spaces, num_warps=warps)
+    merged = replace(kernel, body=read_fewer_ahead(spread, warps), writes=writes, workspaces=spaces, num_warps=warps)
     return (*made, merged)
 
 
@@ -270,7 +270,7 @@ class _Splitter:
                 body.append(Assign(a.name, a.axes, value))
         count: Tile = Op("cdiv", (Size(self.split.label), Const(self.split.block))) if self.split.block else Const(self.split.parts)
         unrolled = min(self.split.parts // self.piece.tile, UNROLLED) or UNROLLED
-        return Loop(self.piece, "extent", tuple(body + late), reduces=True, end=count, options=(("loop_unroll_factor", unrolled),))
+        return Loop(self.piece, "extent", tuple(body + late), reduces=True, end=count, options=((UNROLL, unrolled),))
 
     def _combined_accumulators(self, accumulators: tuple[Accumulator, ...]) -> tuple[Statement, ...]:
         """Join the accumulators that remain after the loop where a step takes several parts, with the same rescaling."""

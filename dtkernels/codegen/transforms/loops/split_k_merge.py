@@ -45,6 +45,8 @@ PARTS = 32  #: most parts that one step takes
 NUMBERS = 1024  #: the same where a part is one number: one by one, 1024 parts take 40 microseconds
 LIVE = 4096  #: elements that a program loads at once, over all parts of a step
 A_WARP = 2048  #: elements for each warp
+AHEAD = 4096  #: elements that the iterations of an unrolled loop read, for each warp: with 16384, ptxas spilled 4176 bytes of a thread
+UNROLL = "loop_unroll_factor"
 WITH_MEANS = 4  #: values of an element of each accumulator that a merge relative to means holds: at one warp for 2048, ptxas spills
 ELEMENTS = 2048  #: most elements of a program's block, as long as each label keeps COLUMNS
 FEWEST = 4  #: the same of several results with extents that are held whole: parts of 32 columns of 71 rows spilled, and took 280 us on an H100
@@ -132,7 +134,7 @@ def _live_elements(body: tuple[Statement, ...]) -> int:
 def merge_warps(body: tuple[Statement, ...], most: int) -> int:
     """Choose the warps of a merge relative to a running maximum or mean that takes several parts at once: at most ``most``.
 
-    With one warp, sums over the parts are shuffles between lanes and need no barrier.
+    With one warp, sums over the parts are shuffles between lanes and need no barrier. More hold the parts that an unrolled loop reads ahead.
     """
     held = [a for a in nest.statements(body) if isinstance(a, Accumulator)]
     several = any(s.axis.tile > 1 for s in nest.statements(body) if isinstance(s, Loop) and s.reduces)
@@ -140,7 +142,27 @@ def merge_warps(body: tuple[Statement, ...], most: int) -> int:
         return most
     sizes = [math.prod(x.tile or LENGTH for x in a.axes) for a in held]
     live = WITH_MEANS * sum(sizes) if any(a.mean_of for a in held) else max(sizes)
-    return min(most, 1 << max(1, live // A_WARP).bit_length() - 1)
+    ahead = max(sizes) * max((_unrolled(s) for s in nest.statements(body) if isinstance(s, Loop)), default=1) // AHEAD
+    return min(most, 1 << max(1, live // A_WARP, ahead).bit_length() - 1)
+
+
+def read_fewer_ahead(body: tuple[Statement, ...], warps: int) -> tuple[Statement, ...]:
+    """Unroll the loop of a merge relative to a running maximum or mean less often, where registers do not hold the parts read ahead."""
+    if not _is_relative(body):
+        return body
+    live = max(math.prod(x.tile or LENGTH for x in a.axes) for a in nest.statements(body) if isinstance(a, Accumulator))
+    most = max(1, AHEAD * warps // live)
+
+    def bounded(s: Statement) -> Statement:
+        if not isinstance(s, Loop) or _unrolled(s) <= most:
+            return s
+        return replace(s, options=tuple((name, most if name == UNROLL else value) for name, value in s.options))
+
+    return tuple(bounded(s) for s in body)
+
+
+def _unrolled(loop: Loop) -> int:
+    return dict(loop.options).get(UNROLL, 1)
 
 
 def _largest(tiles: list[list[int]]) -> int:
