@@ -88,12 +88,15 @@ def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -
     if own.index(rows[-1]) > own.index(columns[-1]):  # the columns are what lies contiguous
         rows, columns = columns, rows
     taps = _taps(shape, [a for a in reads if a], dot)
-    over = (*tile_sides(shape, dot.labels, dot), *_contiguous(shape, [a for a in reads if a], dot), *_vectors_last(shape, [a for a in reads if a], dot))
-    for row, column, summed in product(tile_sides(shape, rows, dot, own[0], taps), tile_sides(shape, columns, dot, own[0], taps), over):
+    found = [a for a in reads if a]
+    over = (*tile_sides(shape, dot.labels, dot), *_contiguous(shape, found, dot), *_vectors_last(shape, found, dot))
+    across, along = ((*tile_sides(shape, side, dot, own[0], taps), *_taps_first(shape, found, side, taps)) for side in (rows, columns))
+    for row, column, summed in product(across, along, over):
         if any(side.is_long if summed.merged else side.apart and not _lies_dense(reads, side) for side in (row, column)):
             continue
-        tiled, found = (row, column, summed), [a for a in reads if a]
-        copies = copies_of(shape, found, (summed, column, row), slides)
+        tiled = (row, column, summed)
+        order = (column, row, summed) if row.vectors or column.vectors else (summed, column, row)
+        copies = copies_of(shape, found, order, slides)
         if copies is not None:
             yield from _tiled(shape, root, tiled, dot.labels, copies, slides, taps=taps)
         if not slides and (described := _described(shape, root, found, tiled)):
@@ -167,6 +170,17 @@ def _vectors_last(shape: SchedulingProblem, reads: list[ex.Access], dot: ex.Dot)
             return
 
 
+def _taps_first(shape: SchedulingProblem, reads: list[ex.Access], side: list[str], taps: Collection[str]) -> Iterator[TileSide]:
+    """Yield a result's taps and channels as one label, the channels last, if these are whole vectors: the gradient of a convolution's weights.
+
+    Of copies with channels last, all loads are whole vectors: of windows along positions each tap begins anywhere, and its elements are loaded one by one.
+    """
+    own = [x for x in side if x in taps]
+    rest = [x for x in side if x not in taps]
+    if own and len(rest) == 1 and shape.sizes[rest[0]] * shape.itemsize % VECTOR == 0 and any(ex.Label(rest[0]) in a.index for a in reads):
+        yield TileSide(shape, (*own, rest[0]), tuple(side), vectors=True)
+
+
 def _lies_dense(reads: list[ex.Access | None], side: TileSide) -> bool:
     """Return whether an operand has the labels of a side as its last dimensions."""
     return any(a is not None and a.index[-len(side.labels) :] == tuple(map(ex.Label, side.labels)) for a in reads)
@@ -218,9 +232,10 @@ def _tiled(
     batch = math.prod(shape.sizes[x] for x in own if x not in (*row.labels, *column.labels))
     cores, tripled = shape.target.multiprocessors, shape.triples_float32
     short = () if taps else tuple(x for x in labels if x != summed.name and x != summed.labels[0] and shape.sizes[x] <= SHALLOW)
-    if summed.vectors:
-        short = (*summed.labels, summed.name)
-    gathers = summed.merged and not summed.vectors or any({*side.merged[0].split(", ")} & {*taps} for side in (row, column) if side.merged)
+    vectors = [side for side in (row, column, summed) if side.vectors]
+    if vectors:
+        short = tuple(x for side in vectors for x in (*side.labels, side.name))
+    gathers = not vectors and (summed.merged or any({*side.merged[0].split(", ")} & {*taps} for side in (row, column) if side.merged))
     fields: dict[str, Any] = {
         "merged": tuple(m for side in (row, column, summed) for m in side.merged),
         "staged": copies,

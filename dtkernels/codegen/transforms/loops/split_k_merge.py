@@ -49,6 +49,7 @@ AHEAD = 4096  #: elements that the iterations of an unrolled loop read, for each
 UNROLL = "loop_unroll_factor"
 WITH_MEANS = 4  #: values of an element of each accumulator that a merge relative to means holds: at one warp for 2048, ptxas spills
 ELEMENTS = 2048  #: most elements of a program's block, as long as each label keeps COLUMNS
+MANY = 16  #: parts from which on a program's block is the smaller the more there are: 64 parts of 32 x 64 elements spilled 896 bytes of a thread
 FEWEST = 4  #: the same of several results with extents that are held whole: parts of 32 columns of 71 rows spilled, and took 280 us on an H100
 LENGTH = 64  #: assumed length of an unblocked extent
 
@@ -176,18 +177,27 @@ def _shrink_blocks(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     over = {a for v in nest.values(body) for n in v.walk() if isinstance(n, (TileReduce, nest.TileDot)) for a in n.axes}
     if over - pieces or any(isinstance(s, nest.DescriptorStore) or isinstance(s, Index) and s.start == "block+loop" for s in nest.statements(body)):
         return body
+    parts = max((int(s.end.value) for s in body if isinstance(s, Loop) and isinstance(s.end, nest.Const)), default=1)
     limit = COLUMNS * PARTS // max(a.tile for a in pieces) if pieces else ELEMENTS
     several = sum(any(axis.tile == WHOLE for axis in s.axes) for s in stored) > 1
     narrowest, limit = (FEWEST, min(limit, FEWEST * LENGTH)) if several else (COLUMNS, limit)
+    many = not pieces and parts > MANY
+    limit = min(limit, max(COLUMNS * FEWEST, ELEMENTS * MANY // parts)) if many else limit
     while stored:
         blocks = [s.axis for s in body if isinstance(s, Index) and s.start == "block" and not s.axis.padded]
-        wide = [a for a in blocks if a.tile > narrowest and all(Position(a) in s.index for s in stored)]
+        last = {s.index[-1].axis for s in stored if isinstance(s.index[-1], Position)}
+        wide = [a for a in blocks if a.tile > (FEWEST if many and a not in last else narrowest) and all(_is_stored_along(s, a, many) for s in stored)]
         if not wide or max(_elements(s) for s in stored) <= limit:
             break
         axis = max(wide, key=lambda a: a.tile)
         body = swap_axis(body, axis, replace(axis, tile=min(axis.tile // 2, axis.tile & -axis.tile)))
         stored = [s for s in nest.statements(body) if isinstance(s, Store)]
     return body
+
+
+def _is_stored_along(s: Store, axis: Axis, parts: bool) -> bool:
+    """Return whether each index along ``axis`` is one of the store's; with ``parts``, also where several labels are one axis, of which the store has quotients and remainders."""
+    return Position(axis) in s.index or parts and axis in s.axes
 
 
 def _elements(s: Store) -> int:
