@@ -374,8 +374,18 @@ class KernelCount:
             amount *= SECTOR / run
         if self.plan.products and (shared := math.prod(by for x, by in read.labels if x in read.last and x not in self.count)) > 1 and not self._packed(read):
             return amount, asked * shared, float(each), tile  # ``W[n, k / 2]``: every element by itself, in a product's loop
+        if (lines := self._lines(read)) > 1:
+            return amount, asked * lines, float(each), tile
         vector = float(each) if self._slides(read) else max(each, min(self._vector(read.last, each), run))
         return amount, asked, vector, tile
+
+    def _lines(self, read: Read) -> float:
+        """Return how many lines of memory the threads of a warp load at once, where labels counted together run faster than the one along which elements lie."""
+        lines = 1.0
+        for name, parts in self.plan.merged.items():
+            if read.last and read.last[-1] in parts and name not in self.plan.blocks:
+                lines *= math.prod(max(1, self.sizes.get(x, 1)) for x in parts[parts.index(read.last[-1]) + 1 :])
+        return min(lines, float(self.target.warp_size))
 
     def _slides(self, read: Read) -> bool:
         """Return whether rows are read from any element on: ``A[c, x + r]``."""
