@@ -18,6 +18,9 @@ Index = tuple[tuple[str, int], ...]  #: labels of an access, each with the numbe
 SECTOR = 32  #: bytes that memory moves at least
 VECTOR = 16  #: bytes that a thread loads at most at once
 
+#: instructions of functions beside the special one, by their text (codegen/emit/triton/functions.py): a group norm of GELU had 106 for each element
+LONG = {"erfc": 20, "erf": 20, "pow": 16, "sin": 16, "cos": 16, "atan": 16, "asin": 16, "acos": 16, "atan2": 20, "log1p": 8, "expm1": 8}
+
 
 class Read(NamedTuple):
     """An access to an input or a Func.
@@ -190,7 +193,7 @@ def _func(name: str, labels: tuple[str, ...], expr: ex.Expr) -> FuncOutline:
             continue
         elif isinstance(node, ex.Call):
             slow = node.fn in ex.SLOW
-            heavy, light = heavy + (slow and node not in named), light + (not slow)
+            heavy, light = heavy + (slow and node not in named), light + (LONG.get(node.fn, 0) * (node not in named) if slow else 1)
             named |= {node} if slow else set()
         elif isinstance(node, ex.Binary):
             light += 1

@@ -17,6 +17,7 @@ from ..problem import SchedulingProblem
 from .candidates.blocked_sums import swept_configs
 from .candidates.chain_tiles import chain_variants
 from .candidates.held_windows import held_window_candidates
+from .candidates.merged_rows import merged_row_candidates
 from .candidates.paired_sums import paired_sum_candidates
 from .candidates.split_rows import split_row_candidates
 from .candidates.streamed_gemm import streamed_candidates
@@ -80,6 +81,7 @@ RULES = (
     Rule(BOTH, row_column_candidates),
     Rule(ROWS, split_row_candidates),
     Rule(ROWS, paired_sum_candidates),
+    Rule(ROWS, merged_row_candidates),
     Rule(ROWS, tile_candidates, variants),
 )
 PROMISING = 3  #: candidates of which variants are looked at: a first call has no time for all

@@ -98,11 +98,11 @@ def test_few_channels_and_their_taps_are_one_sum(itemsize):
     assert schedule.merged("f")["c_r_s"] == ("c", "r", "s") and schedule.sizes("f", "tensorize")["c_r_s"] >= 32
 
 
-def test_gradients_of_weights_sum_along_images_and_split_the_sum_over_positions():
-    """A tile of channels for each tap, of copies in which the images lie contiguous."""
+def test_gradients_of_weights_have_taps_and_channels_as_one_label_and_split_the_sum():
+    """Of copies with channels last, so that each load is a whole vector."""
     program = chosen(CONV2.format(1), IMAGES, 2, ("A", "W"))
-    assert program.schedule.sizes("d_W", "split") and program.schedule.sizes("d_W", "tensorize")["b"] == 32
-    assert [str(p) for p in program.schedule.of("d_W", "stage")] == ["d_W.stage(d_f:b, A:b);"]
+    assert program.schedule.sizes("d_W", "split") and program.schedule.merged("d_W")["r_s_c"] == ("r", "s", "c")
+    assert [str(p) for p in program.schedule.of("d_W", "stage")] == ["d_W.stage(d_f:o, A:c);"]
     assert [k.name for k in lower(program)].count("d_f_rows") == 1
 
 
