@@ -186,7 +186,7 @@ def _shrink_blocks(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     while stored:
         blocks = [s.axis for s in body if isinstance(s, Index) and s.start == "block" and not s.axis.padded]
         last = {s.index[-1].axis for s in stored if isinstance(s.index[-1], Position)}
-        wide = [a for a in blocks if a.tile > (FEWEST if many and a not in last else narrowest) and all(_is_stored_along(s, a, many) for s in stored)]
+        wide = [a for a in blocks if a.tile > (FEWEST if many and a not in last else narrowest) and all(_is_stored_along(s, a) for s in stored)]
         if not wide or max(_elements(s) for s in stored) <= limit:
             break
         axis = max(wide, key=lambda a: a.tile)
@@ -195,9 +195,9 @@ def _shrink_blocks(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     return body
 
 
-def _is_stored_along(s: Store, axis: Axis, parts: bool) -> bool:
-    """Return whether each index along ``axis`` is one of the store's; with ``parts``, also where several labels are one axis, of which the store has quotients and remainders."""
-    return Position(axis) in s.index or parts and axis in s.axes
+def _is_stored_along(s: Store, axis: Axis) -> bool:
+    """Return whether each index along ``axis`` is one of the store's, or several labels are one axis, of which the store has quotients and remainders."""
+    return Position(axis) in s.index or axis in s.axes
 
 
 def _elements(s: Store) -> int:
