@@ -12,7 +12,7 @@ from ..codegen.pipeline import lower
 from ..codegen.target import Target
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
-from ..lang.schedule import Primitive, Program, Schedule
+from ..lang.schedule import Bare, Primitive, Program, Schedule
 from .accumulated_outputs import accumulated_placements, accumulated_tiles
 from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig
@@ -32,6 +32,8 @@ def default_schedule(
 
     Where the estimate (resources.py) says that the GPU has no room for it, tiles are narrowed until it has. ``in_order``: sums have a fixed order.
     """
+    if (found := _in_two(algorithm, outputs, sizes, itemsize, target, in_order)) is not None:
+        return found
     moved = RearrangedOutputs.of(algorithm, outputs)
     f = fusion(moved.algorithm, moved.outputs, sizes, itemsize, target)
     ways = f.by_time(list(f.ways()))
@@ -40,6 +42,25 @@ def default_schedule(
         if (found := g.scheduled(*way, itemsize)) is not None:
             return moved.restored(found)
     return next(schedules(algorithm, outputs, sizes, itemsize, target))
+
+
+def _in_two(
+    algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target, in_order: bool
+) -> Schedule | None:
+    """Return a schedule that stores a Func in another order by the kernel that computes it, and the rest as if it were an input; None where there is no such Func."""
+    found = RearrangedOutputs.between(algorithm, outputs)
+    if found is None:
+        return None
+    made, rest = found
+    (stored,) = made.stands_for.values()
+    first = made.restored(default_schedule(made.algorithm, made.outputs, sizes, itemsize, target, in_order))
+    second = default_schedule(rest, outputs, sizes, itemsize, target, in_order)
+    before = tuple(Bare(stored, "store") if p.name == "compile" else p for p in first.primitives)
+    try:
+        lower(Program(algorithm, whole := Schedule((*before, *second.primitives))))
+    except DTError:  # a statement about an input that a Func lacks
+        return None
+    return whole
 
 
 def schedules(

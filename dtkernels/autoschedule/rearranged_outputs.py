@@ -3,13 +3,16 @@
 Before: ``g[x_phase, o, x_step] = ...; f[o, x] = g[x % 2, o, x / 2];`` and ``f`` is asked for
 After:  ``g`` is asked for; its schedule, then ``f.fuse_at(g, x_step); g.map(o, x_step, x_phase); f.compile();``
 
+Before: ``f`` is no output, others read it
+After:  ``g`` is asked for and scheduled alone, then the rest with ``f`` as an input; ``f.fuse_at(g, x_step); f.store();``
+
 The kernel of ``g`` stores ``f`` alone, in the dtype of results. Blocks of different phases store neighbours: they come one after another, so that the L2
 writes whole sectors to memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..algebra.rearrangement import interleavings, rearrangement
 from ..lang import expr as ex
@@ -44,6 +47,20 @@ class RearrangedOutputs:
         kept = tuple(d for d in algorithm.definitions if d.name not in sources)
         phases = {source: tuple(algorithm[source].labels[pair.phase] for pair in interleavings(algorithm[o].expr)) for source, o in found.items()}  # type: ignore[arg-type]
         return RearrangedOutputs(algorithm.with_definitions(kept), tuple(sources.get(o, o) for o in outputs), found, phases)
+
+    @staticmethod
+    def between(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[RearrangedOutputs, Algorithm] | None:
+        """Return what makes the first Func that rearranges another one and is no output, and the rest, which has it as an input; None if there is none, or they share a Func."""
+        for d in algorithm.definitions:
+            moved = rearrangement(d, algorithm)
+            if not moved or not moved.interleaves or d.name in outputs or any(moved.source in {a.tensor for a in ex.accesses(u.expr)} for u in algorithm.definitions if u is not d):
+                continue
+            made = RearrangedOutputs.of(algorithm.limited_to((d.name,)), (d.name,))
+            others = tuple(u for u in algorithm.definitions if u is not d)
+            rest = replace(algorithm, inputs=(*algorithm.inputs, d.name)).with_definitions(others).limited_to(outputs)
+            if made.stands_for and not {*made.algorithm.funcs} & {*rest.funcs}:
+                return made, rest
+        return None
 
     def restored(self, schedule: Schedule) -> Schedule:
         """Return the schedule of the outputs that were asked for."""

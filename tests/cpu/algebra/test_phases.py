@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
 from dtkernels.algebra.rearrangement import rearrangement
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.ir.nest import nest_text
 from dtkernels.codegen.pipeline import lower
+from dtkernels.codegen.target import target
 from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
 from dtkernels.lang.errors import DTError
@@ -111,27 +113,27 @@ FOLLOWED = (
     "Func y, {funcs}; In A, W, B{inputs}; Var b, o, x; RVar c, r; Extent x = {s} * (A[2] - 1) + {d} * (W[2] - 1) + 1 - 2 * {p} + {more};"
     "y[b, o, x] = rdot(where((x + {p} - {d} * r) % {s} == 0, A[b, c, (x + {p} - {d} * r) / {s}], 0), W[c, o, r], c, r) + B[o];"
 )
-FOLLOWING = {  # what follows, its outputs, and whether it is computed by phase
-    "elementwise": ("low[b, o, x] = maximum(y[b, o, x], 0.1); f[b, o, x] = low[b, o, x] * low[b, o, x] + y[b, o, x];", ("f",), True),
-    "rows of channels": ("low[b, x] = rmax(y[b, o, x], o); f[b, o, x] = y[b, o, x] - low[b, x];", ("f",), True),
-    "reduced channels": ("low[b, x] = rmin(y[b, o, x], o); f[b] = rsum(low[b, x], x);", ("f",), True),
-    "two results": ("f[b, o, x] = y[b, o, x] * 2; g[b, x] = rmax(y[b, o, x], o);", ("f", "g"), True),
-    "a result that others read": ("f[b, o, x] = y[b, o, x] * 2; g[b, o] = rsum(f[b, o, x], x);", ("f", "g"), False),
-    "another input": ("f[b, o, x] = y[b, o, x] * R[x];", ("f",), False),
-    "sums along the result": ("low[b, o] = rsum(y[b, o, x], x) / len(x); f[b, o, x] = y[b, o, x] - low[b, o];", ("f",), False),
-    "neighbours": ("f[b, o, x] = y[b, o, x] + where(x >= 1, y[b, o, x - 1], 0);", ("f",), False),
-    "its own place": ("f[b, o, x] = y[b, o, x] * x;", ("f",), False),
+FOLLOWING = {  # what follows, its outputs, and the Funcs that the phases are put in order in
+    "elementwise": ("low[b, o, x] = maximum(y[b, o, x], 0.1); f[b, o, x] = low[b, o, x] * low[b, o, x] + y[b, o, x];", ("f",), ("f",)),
+    "rows of channels": ("low[b, x] = rmax(y[b, o, x], o); f[b, o, x] = y[b, o, x] - low[b, x];", ("f",), ("f",)),
+    "reduced channels": ("low[b, x] = rmin(y[b, o, x], o); f[b] = rsum(low[b, x], x);", ("f",), ("low",)),
+    "two results": ("f[b, o, x] = y[b, o, x] * 2; g[b, x] = rmax(y[b, o, x], o);", ("f", "g"), ("f", "g")),
+    "a result that others read": ("f[b, o, x] = y[b, o, x] * 2; g[b, o] = rsum(f[b, o, x], x);", ("f", "g"), ("y",)),
+    "another input": ("f[b, o, x] = y[b, o, x] * R[x];", ("f",), ("y",)),
+    "sums along the result": ("low[b, o] = rsum(y[b, o, x], x) / len(x); f[b, o, x] = y[b, o, x] - low[b, o];", ("f",), ("y",)),
+    "neighbours": ("f[b, o, x] = y[b, o, x] + where(x >= 1, y[b, o, x - 1], 0);", ("f",), ("y",)),
+    "its own place": ("f[b, o, x] = y[b, o, x] * x;", ("f",), ("y",)),
 }
 
 
 @pytest.mark.parametrize("name", FOLLOWING)
-def test_what_follows_is_computed_by_phase_where_all_of_it_can_be(name):
-    after, outputs, by_phase = FOLLOWING[name]
+def test_what_follows_is_computed_by_phase_as_far_as_it_can_be(name):
+    after, outputs, in_order = FOLLOWING[name]
     for s, d, p, more in ((2, 1, 1, 0), (3, 1, 0, 2), (3, 2, 1, 1), (4, 1, 1, 3), (5, 3, 2, 0)):
         funcs = ", ".join(dict.fromkeys(re.findall(r"(?:^|; )(\w+)\[", after)))
         algorithm = parse(FOLLOWED.format(s=s, d=d, p=p, more=more, funcs=funcs, inputs=", R" if "R[" in after else "") + after).algorithm
         prepared = prepare_algorithm(algorithm, outputs)
-        assert any(rearrangement(prepared[f], prepared) for f in prepared.funcs) == by_phase, str(prepared)
+        assert {f for f in prepared.funcs if rearrangement(prepared[f], prepared)} == {*in_order}, str(prepared)
         tensors = {"A": torch.randn(2, 3, 7), "W": torch.randn(3, 4, 4), "B": torch.randn(4), "R": torch.randn(s * 6 + d * 3 + 1 - 2 * p + more)}
         tensors = {n: t.double() for n, t in tensors.items() if n in algorithm.inputs}
         for got, expected in zip(*(evaluate(a, tensors, {}, outputs) for a in (prepared, algorithm)), strict=True):
@@ -205,3 +207,22 @@ def test_kernels_are_right_forward_and_backward():
     assert torch.allclose(got, wanted, rtol=1e-5, atol=1e-6)
     for got, wanted in zip(torch.autograd.grad(out, (A, W), grad), torch.autograd.grad(expected, (A, W), grad.double())):
         assert torch.allclose(got.double(), wanted.double(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.kernels
+def test_a_result_that_sums_go_along_is_stored_in_order_by_the_kernel_of_its_phases():
+    after, outputs, _ = FOLLOWING["sums along the result"]
+    parsed = parse(FOLLOWED.format(s=2, d=1, p=1, more=0, funcs="low, f", inputs="") + after)
+    algorithm = prepare_algorithm(parsed.algorithm, outputs)
+    sizes = dict(b=64, c=64, o=64, x=1023, r=3, x_phase=2, x_step=512, r_step=2)
+    schedule = default_schedule(algorithm, outputs, sizes, 2, target("h200"))
+    assert [str(p) for p in schedule.of("y", "fuse_at")] == ["y.fuse_at(y_phases, x_step);"] and schedule.of("y", "store")
+    torch.manual_seed(0)
+    A, W, B = torch.randn(2, 18, 21).requires_grad_(), torch.randn(18, 5, 3).requires_grad_(), torch.randn(5).requires_grad_()
+    got = Operator(Spec("centered", "A transposed convolution less its means.", parsed))(A, W, B)
+    y = F.conv_transpose1d(A.double(), W.double(), B.double(), stride=2, padding=1)
+    expected = y - y.mean(2, keepdim=True)
+    assert torch.allclose(got.double(), expected, rtol=1e-5, atol=1e-4)
+    grad = torch.randn_like(got)
+    for ours, wanted in zip(torch.autograd.grad(got, (A, W), grad), torch.autograd.grad(expected, (A, W), grad.double())):
+        assert torch.allclose(ours.double(), wanted.double(), rtol=1e-5, atol=1e-4)

@@ -10,7 +10,10 @@ from small_programs import random
 from window_forms import FORMS
 
 import dtkernels
+from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.lower.merged_labels import declare_merged_labels
+from dtkernels.codegen.target import target
 from dtkernels.lang import parse
 from dtkernels.runtime.build.source_cache import load_module
 
@@ -47,6 +50,23 @@ def test_inputs_that_do_not_lie_dense():
     for schedule in (MERGED, MERGED + "f.stage(A:c, W:c);", SUMS):
         check(CONV + schedule, a[..., ::2], w[..., 1:4])
         check(CONV + schedule, a.transpose(2, 3), w.transpose(0, 1)[:, :20].contiguous().transpose(0, 1))
+
+
+GROUPS = (
+    "Func mean, var, f; In A, gamma; Var b, g, o, y, x; mean[b, g] = rmean(A[b, g, o, y, x], o, y, x);"
+    "var[b, g] = rmean((A[b, g, o, y, x] - mean[b, g]) * (A[b, g, o, y, x] - mean[b, g]), o, y, x);"
+    "f[b, g, o, y, x] = (A[b, g, o, y, x] - mean[b, g]) * rsqrt(var[b, g] + 0.00001) * gamma[g, o];"
+)
+CHANNELS = GROUPS.replace("[b, g]", "[o]").replace("o, y, x);", "b, g, y, x);").replace("gamma[g, o]", "gamma[o]")
+
+
+@pytest.mark.parametrize("text", [GROUPS, CHANNELS], ids=["groups", "channels"])
+def test_sums_over_images_of_odd_sizes_go_along_both_dimensions_as_one(text):
+    """As the rules choose it at a large size, at a small one."""
+    algorithm = prepare_algorithm(parse(text).algorithm, ("f",))
+    schedule = default_schedule(algorithm, ("f",), dict(b=16, g=8, o=8, y=258, x=258), 2, target("h200"))
+    assert any(("y", "x") in schedule.merged(f).values() for f in algorithm.funcs), str(schedule)
+    check(text + str(schedule), *random((2, 3, 5, 17, 19), (3, 5) if text is GROUPS else (5,)))
 
 
 POINTWISE = "Func f; In A, W; Var b, o, y, x; RVar c; f[b, o, y, x] = rdot(A[b, c, y, x], W[o, c], c);"

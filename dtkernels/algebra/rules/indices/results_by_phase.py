@@ -16,15 +16,20 @@ from ..canonicalize import fresh_name
 
 
 def compute_results_by_phase(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
-    """Give what is made of a Func's phases a Func with the phases as labels: outputs and reductions that read all of it at one place of ``x``, and what is between.
+    """Give what is made of a Func's phases a Func with the phases as labels: outputs and reductions that read all of it at one place of ``x``, what is between,
+    and what others read in order.
 
     Before: ``g[x_phase, o, x_step] = A[x_phase, o, x_step]; y[o, x] = g[x % 2, o, x / 2] + b[o]; f[x] = rmax(y[o, x], o);``
     After:  ``g[x_phase, o, x_step] = A[x_phase, o, x_step]; y_phases[x_phase, o, x_step] = g[x_phase, o, x_step] + b[o];
     f_phases[x_phase, x_step] = rmax(y_phases[x_phase, o, x_step], o); f[x] = f_phases[x % 2, x / 2];``
     """
     refused: set[str] = set()
+    ordered: list[str] = []
     while True:
-        found = _by_phase(algorithm, outputs, refused)
+        found, in_order = _by_phase(algorithm, outputs, refused, ordered)
+        if in_order and in_order not in ordered:
+            ordered.append(in_order)
+            continue
         made = {*found.funcs} - {*algorithm.funcs}
         apart = {d.name: {a.tensor for a in ex.accesses(d.expr) if a.tensor in algorithm.funcs} for d in found.definitions}
         both = set().union(*(apart[f] for f in made)) & set().union(*(read for f, read in apart.items() if f not in made)) - made
@@ -34,19 +39,25 @@ def compute_results_by_phase(algorithm: Algorithm, outputs: tuple[str, ...]) -> 
         refused |= phases
 
 
-def _by_phase(algorithm: Algorithm, outputs: tuple[str, ...], refused: set[str]) -> Algorithm:
-    """Return the algorithm with Funcs by phase, of no phases in ``refused``: those are read in another way too, and have to be stored."""
+def _by_phase(algorithm: Algorithm, outputs: tuple[str, ...], refused: set[str], ordered: list[str]) -> tuple[Algorithm, str]:
+    """Return the algorithm with Funcs by phase, of no phases in ``refused``: those are read in another way too, and have to be stored.
+
+    Nor is what reads those in ``ordered`` computed by phase. With it comes the first Func of phases that something else reads in order, "" if there is none.
+    """
     found = algorithm
     for name in [d.name for d in algorithm.definitions]:
         looked_through = _through_rearranged(found, found[name])
         reads = {a.tensor for a in ex.accesses(looked_through.expr)}
-        if not reads & refused and (by := _phases(found, looked_through)) and rearrangement(found[name], found) is None:
+        direct = {a.tensor for a in ex.accesses(algorithm[name].expr)}
+        if not (reads & refused or direct & {*ordered}) and (by := _phases(found, looked_through)) and rearrangement(found[name], found) is None:
             found = _separated(found, looked_through, by)
     if found is algorithm:
-        return algorithm
+        return algorithm, ""
     read = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr)}
     kept = {*outputs} - read | {d.name for d in algorithm.definitions if _summed(d.expr)}
-    return found.with_definitions(tuple(algorithm[d.name] if d.name in algorithm and d.name not in kept else d for d in found.definitions)).limited_to(outputs)
+    kept |= {*ordered}
+    plain = found.with_definitions(tuple(algorithm[d.name] if d.name in algorithm and d.name not in kept else d for d in found.definitions)).limited_to(outputs)
+    return plain, next((d.name for d in plain.definitions if d.name not in kept and d is not found[d.name]), "")
 
 
 def _with_products_inside(algorithm: Algorithm, made: set[str]) -> Algorithm:
