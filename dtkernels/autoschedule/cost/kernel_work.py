@@ -373,7 +373,7 @@ class KernelCount:
         run = float(each)
         for x in read.last:
             run *= self.of(self.loaded, x)
-        if run < SECTOR and read.last and read.last[0] in self.count:
+        if run < SECTOR and read.last and (read.last[0] in self.count or read.tensor in self.plan.config.copies):
             amount *= SECTOR / run
         if self.plan.products and (shared := math.prod(by for x, by in read.labels if x in read.last and x not in self.count)) > 1 and not self._packed(read):
             return amount, asked * shared, float(each), tile  # ``W[n, k / 2]``: every element by itself, in a product's loop
