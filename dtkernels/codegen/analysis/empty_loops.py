@@ -24,5 +24,5 @@ def _stores(body: tuple[Statement, ...], around: tuple[str, ...]) -> Iterator[tu
     for s in body:
         if isinstance(s, Loop):
             yield from _stores(s.body, (*around, s.axis.label))
-        elif isinstance(s, Store):
+        elif isinstance(s, Store) and s.onto != "elsewhere":  # a rearrangement has no element that is made nowhere
             yield s.buffer, around

@@ -27,7 +27,8 @@ ELEMENTS = (1024, 2048, 4096, 8192, 16384)  #: of a tile
 EACH = (8, 16)  #: elements of a thread
 PROGRAMS = (4, 8)  #: a multiprocessor, over which a sum is split
 LEAST = 4  #: warps of a program
-EMPTY = 0.9  #: the part of the usual tiles that is filled, above which nothing is gained
+EMPTY = 0.9  #: the part of the usual tiles that is filled, above which nothing is gained where rows begin at whole vectors
+VECTOR = 16  #: bytes of a load
 
 
 def merged_row_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
@@ -36,7 +37,9 @@ def merged_row_candidates(shape: SchedulingProblem, root: str, members: list[str
     run = _last_dimensions(shape, root, members)
     blocks = dict(usual.blocks)
     looped = [x for x, _ in usual.tiles if x not in blocks]
-    if len(run) < 2 or not {*run} <= {*looped} or stores_while_reducing(shape, root, members) or _filled(shape, usual) > EMPTY:
+    if len(run) < 2 or not {*run} <= {*looped} or stores_while_reducing(shape, root, members):
+        return
+    if shape.sizes[run[-1]] * shape.itemsize % VECTOR == 0 and _filled(shape, usual) > EMPTY:
         return
     name, size = shape.unused_label("_".join(run), bare=True), math.prod(shape.sizes[x] for x in run)
     whole = replace(shape, sizes={**shape.sizes, name: size})
