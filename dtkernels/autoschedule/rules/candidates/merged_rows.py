@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from ....codegen.powers_of_two import last_power_of_two, next_power_of_two
 from ....lang import expr as ex
@@ -49,7 +50,7 @@ def merged_row_candidates(shape: SchedulingProblem, root: str, members: list[str
             break
         tile = {x: 1 for x, _ in usual.tiles if x not in run} | {name: elements}
         again = reread(shape.algorithm, whole.sizes, root, tile, members)
-        more = {"merged": (", ".join((name, *run)),), "evictions": tuple((t, "reread") for t in again), "approximations": usual.approximations}
+        more: dict[str, Any] = {"merged": (", ".join((name, *run)),), "evictions": tuple((t, "reread") for t in again), "approximations": usual.approximations}
         for warps in dict.fromkeys(max(LEAST, min(32, last_power_of_two(elements // (each * shape.target.warp_size)))) for each in EACH):
             for split in _splits(whole, root, tile, fewer):
                 yield whole.config(root, fewer, tile, warps, 3, split=split, **more)
