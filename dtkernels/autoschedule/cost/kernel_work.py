@@ -24,7 +24,7 @@ WIDE = 16  #: elements of a tile from which on they are one vector, not several 
 BASE, VALUE, READ, CARRIED = 22, 0.3, 0.38, 0.55  #: registers of a thread, and of each element: by what ptxas gave 336 kernels of rows and columns, to 13%
 #: operations for each element of a tile above which so many registers are live for it: 8 elements of a thread took 220 registers and 32 spilled 1424 bytes (the gradient of a
 #: group norm, tanh, hard swish and a log of a sum). Triton emits each operation for all elements of a thread, one operation after the other
-MANY_OPERATIONS, LIVE_OF_MANY = 48, 16.0
+MANY_OPERATIONS, LIVE_OF_MANY = 60, 16.0
 SINGLE = 1.0  #: registers that an element takes besides where it is loaded by itself, and has an address: ptxas gave five kernels of softmax 0.9 to 1.3
 FITTED = 2  #: sums of a loop, of those kernels; more down columns take registers of their own each: four of 8 elements spilled 224 bytes at 64
 AHEAD = 3.5  #: registers of each copy of 16 bytes that a loop of several products has under way: attention's gradients took 3.4 to 7 for one and two
