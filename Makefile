@@ -55,7 +55,7 @@ oldest: $(STAMP) ## the tests of generated kernels again, and the tables' kernel
 	fi
 	$(OLD)/bin/python -c 'import triton; print("Triton", triton.__version__)'
 	TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q $(SPREAD) tests/cpu/ops/test_ops.py tests/cpu/language/test_published.py tests/cpu/language/test_language_features.py tests/cpu/language/test_language_values.py tests/cpu/language/test_language_programs.py
-	PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q $(SPREAD) tests/compile/test_targets.py tests/compile/test_triton_workarounds.py tests/compile/test_lane_order.py
+	PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q $(SPREAD) tests/compile/test_targets.py tests/compile/test_triton_workarounds.py tests/compile/test_lane_order.py tests/compile/test_register_spills.py
 	PYTHONPATH=$(CURDIR) $(OLD)/bin/python tools/check_tables.py  # shipped kernels are built by this Triton: some are built anew and compared
 
 stack: ## the tests of models, torch.compile and fuse with the versions that figures are measured with: downloads 3 GB
