@@ -43,6 +43,10 @@ class Interleaving:
         moved, size = moved_by(self.label, self.offset), ex.Const(self.size)
         return ex.Binary("%", moved, size), ex.Binary("/", moved, size)
 
+    def place(self, phase: str, step: str) -> ex.Expr:
+        """Return the label's value in the labels of the two dimensions."""
+        return _plus(ex.Binary("+", ex.Binary("*", ex.Const(self.size), ex.Label(step)), ex.Label(phase)), -self.offset)
+
 
 def moved_by(label: str, number: int) -> ex.Expr:
     """Return ``label + number``."""
@@ -76,8 +80,7 @@ def rearrangement(d: Definition, algorithm: Algorithm) -> Rearrangement | None:
     places: dict[str, ex.Expr] = {}
     for pair in interleavings(access):
         if _has_every_step(algorithm, own[pair.step], pair) and algorithm.constant_extent(own[pair.phase]) == pair.size:
-            step = ex.Binary("*", ex.Const(pair.size), ex.Label(own[pair.step]))
-            places[pair.label] = _plus(ex.Binary("+", step, ex.Label(own[pair.phase])), -pair.offset)
+            places[pair.label] = pair.place(own[pair.phase], own[pair.step])
     paired = {dim for pair in interleavings(access) for dim in (pair.phase, pair.step)}
     for dim, index in enumerate(access.index):
         if dim not in paired and isinstance(index, ex.Label) and index.name not in places:

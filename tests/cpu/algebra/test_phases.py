@@ -119,7 +119,7 @@ FOLLOWING = {  # what follows, its outputs, and the Funcs that the phases are pu
     "reduced channels": ("low[b, x] = rmin(y[b, o, x], o); f[b] = rsum(low[b, x], x);", ("f",), ("low",)),
     "two results": ("f[b, o, x] = y[b, o, x] * 2; g[b, x] = rmax(y[b, o, x], o);", ("f", "g"), ("f", "g")),
     "a result that others read": ("f[b, o, x] = y[b, o, x] * 2; g[b, o] = rsum(f[b, o, x], x);", ("f", "g"), ("y",)),
-    "another input": ("f[b, o, x] = y[b, o, x] * R[x];", ("f",), ("y",)),
+    "another input": ("f[b, o, x] = y[b, o, x] * R[x];", ("f",), ("f",)),
     "sums along the result": ("low[b, o] = rsum(y[b, o, x], x) / len(x); f[b, o, x] = y[b, o, x] - low[b, o];", ("f",), ("y",)),
     "neighbours": ("f[b, o, x] = y[b, o, x] + where(x >= 1, y[b, o, x - 1], 0);", ("f",), ("y",)),
     "its own place": ("f[b, o, x] = y[b, o, x] * x;", ("f",), ("y",)),
@@ -207,6 +207,17 @@ def test_kernels_are_right_forward_and_backward():
     assert torch.allclose(got, wanted, rtol=1e-5, atol=1e-6)
     for got, wanted in zip(torch.autograd.grad(out, (A, W), grad), torch.autograd.grad(expected, (A, W), grad.double())):
         assert torch.allclose(got.double(), wanted.double(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_another_input_still_tells_the_extent(more):
+    """Though its index is a place of the phases then, from which no extent follows."""
+    after, outputs, _ = FOLLOWING["another input"]
+    op = Operator(Spec("other", "A transposed convolution times another input.", parse(FOLLOWED.format(s=2, d=1, p=1, more=0, funcs="f", inputs=", R") + after)))
+    A, W, B = torch.randn(2, 18, 21), torch.randn(18, 5, 3), torch.randn(5)
+    assert op(A, W, B, torch.ones(41)).shape == (2, 5, 41)
+    with pytest.raises(ValueError, match=f"x has extent 41.*inputs have {41 + more}"):
+        op(A, W, B, torch.ones(41 + more))
 
 
 @pytest.mark.kernels

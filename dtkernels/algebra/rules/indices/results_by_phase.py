@@ -97,7 +97,10 @@ def _through_rearranged(algorithm: Algorithm, d: Definition) -> Definition:
 
 
 def _phases(algorithm: Algorithm, d: Definition) -> dict[str, tuple[Interleaving, str, str]]:
-    """Return the labels of ``d`` of which it reads remainders and quotients alone, with the labels of phase and step to compute it by; nothing where that is impossible."""
+    """Return the labels of ``d`` of which it reads remainders and quotients, with the labels of phase and step to compute it by; nothing where that is impossible.
+
+    Inputs may have such a label as an index: they are read at the place of the phase and step.
+    """
     if isinstance(d.expr, (ex.Scan, ex.Write, ex.Cast)):
         return {}
     found: dict[str, tuple[Interleaving, str, str]] = {}
@@ -108,6 +111,7 @@ def _phases(algorithm: Algorithm, d: Definition) -> dict[str, tuple[Interleaving
         if pair.label not in d.labels or known.indices != pair.indices or not _reads_everything(access):
             return {}
         places += 2
+    places += sum(isinstance(i, ex.Label) and i.name in found for a in ex.accesses(d.expr) if a.tensor in algorithm.inputs for i in a.index)
     read = sum(isinstance(n, ex.Label) and n.name in found for n in d.expr.walk())
     taken = {label for _, *new in found.values() for label in new}
     return found if read == places and not taken & {*d.labels, *_summed(d.expr)} else {}
@@ -130,10 +134,19 @@ def _summed(e: ex.Expr) -> set[str]:
 def _separated(algorithm: Algorithm, d: Definition, by: dict[str, tuple[Interleaving, str, str]]) -> Algorithm:
     """Return the algorithm with ``d`` computed by phase."""
     at = {index: ex.Label(new) for pair, *labels in by.values() for index, new in zip(pair.indices, labels)}
+    places = {x: pair.place(phase, step) for x, (pair, phase, step) in by.items()}
+
+    def by_phase(n: ex.Expr) -> ex.Expr:
+        if isinstance(n, ex.Access) and n.tensor in algorithm.inputs:
+            return replace(n, index=tuple(places.get(i.name, i) if isinstance(i, ex.Label) else i for i in n.index))
+        return at.get(n, n)
+
     steps = {x: step for x, (_, _, step) in by.items()}
     name = fresh_name(f"{d.name}_phases", set(algorithm.names))
     labels = (*(phase for _, phase, _ in by.values()), *(steps.get(x, x) for x in d.labels))
-    made = Definition(name, labels, d.expr.transform(lambda n: at.get(n, n)), d.pos)
+    made = Definition(name, labels, d.expr.transform(by_phase), d.pos)
     phases = tuple(pair.indices[0] for pair, *_ in by.values())
     read = ex.Access(name, (*phases, *(by[x][0].indices[1] if x in by else ex.Label(x) for x in d.labels)))
+    told = ((i.name, a.tensor, dim) for a in ex.accesses(d.expr) if a.tensor in algorithm.inputs for dim, i in enumerate(a.index) if isinstance(i, ex.Label) and i.name in by)
+    algorithm = replace(algorithm, extents=tuple(dict.fromkeys((*algorithm.extents, *told))))  # no index tells it any more
     return algorithm.with_definitions(tuple(new for old in algorithm.definitions for new in ((made, replace(d, expr=read)) if old.name == d.name else (old,))))
