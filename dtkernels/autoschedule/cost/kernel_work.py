@@ -22,7 +22,7 @@ PACKED = 8  #: most elements packed in one
 MULTIPROCESSOR = 1.004  #: shared memory of a multiprocessor over what one block may take
 WIDE = 16  #: elements of a tile from which on they are one vector, not several sums
 BASE, VALUE, READ, CARRIED = 22, 0.3, 0.38, 0.55  #: registers of a thread, and of each element: by what ptxas gave 336 kernels of rows and columns, to 13%
-#: operations for each element of a tile above which so many registers are live for it: 8 elements of a thread took 220 registers and 32 spilled 1424 bytes (the gradient of a
+#: operations for each element of a tile that is not summed, above which so many registers are live for it: 8 elements of a thread took 220 registers and 32 spilled 1424 bytes (the gradient of a
 #: group norm, tanh, hard swish and a log of a sum). Triton emits each operation for all elements of a thread, one operation after the other
 MANY_OPERATIONS, LIVE_OF_MANY = 60, 16.0
 SINGLE = 1.0  #: registers that an element takes besides where it is loaded by itself, and has an address: ptxas gave five kernels of softmax 0.9 to 1.3
@@ -457,7 +457,8 @@ class KernelCount:
         for func, _ in plan.members:
             carried += func.name not in plan.rescaled and self._is_looped(func.reduced) and 2 * self.elements(self.step, (*func.labels, *func.reduced)) >= most
         operations = sum(special + other for labels, special, other, *_ in plan.arithmetic if 2 * self.elements(self.step, labels) >= most)
-        if operations > MANY_OPERATIONS:
+        sums = any(2 * self.elements(self.step, (*f.labels, *f.reduced)) >= most for f, _ in plan.members if f.reduced)
+        if operations > MANY_OPERATIONS and not sums:
             return LIVE_OF_MANY
         fitted, down = VALUE + READ * len(wide) + CARRIED * carried, not {*plan.root.reduced} & {x for a in plan.accesses for x in a.read.last}
         return max(fitted, carried + len(wide) / 2) if carried > FITTED and down else fitted
