@@ -143,7 +143,7 @@ def merge_warps(body: tuple[Statement, ...], most: int) -> int:
         return most
     sizes = [math.prod(x.tile or LENGTH for x in a.axes) for a in held]
     live = WITH_MEANS * sum(sizes) if any(a.mean_of for a in held) else max(sizes)
-    ahead = max(sizes) * max((_unrolled(s) for s in nest.statements(body) if isinstance(s, Loop)), default=1) // AHEAD
+    ahead = max((_unrolled(s) * _elements_merged(body, s) for s in nest.statements(body) if isinstance(s, Loop)), default=1) // AHEAD
     return min(most, 1 << max(1, live // A_WARP, ahead).bit_length() - 1)
 
 
@@ -151,15 +151,20 @@ def read_fewer_ahead(body: tuple[Statement, ...], warps: int) -> tuple[Statement
     """Unroll the loop of a merge relative to a running maximum or mean less often, where registers do not hold the parts read ahead."""
     if not _is_relative(body):
         return body
-    live = max(math.prod(x.tile or LENGTH for x in a.axes) for a in nest.statements(body) if isinstance(a, Accumulator))
-    most = max(1, AHEAD * warps // live)
 
     def bounded(s: Statement) -> Statement:
-        if not isinstance(s, Loop) or _unrolled(s) <= most:
+        if not isinstance(s, Loop) or _unrolled(s) <= (most := max(1, AHEAD * warps // max(1, _elements_merged(body, s)))):
             return s
         return replace(s, options=tuple((name, most if name == UNROLL else value) for name, value in s.options))
 
     return tuple(bounded(s) for s in body)
+
+
+def _elements_merged(body: tuple[Statement, ...], loop: Loop) -> int:
+    """Return the elements of the largest accumulator that a loop changes."""
+    changed = {s.name for s in nest.statements(loop.body) if isinstance(s, nest.Assign)}
+    held = [a for a in nest.statements(body) if isinstance(a, Accumulator) and a.name in changed]
+    return max((math.prod(x.tile or LENGTH for x in a.axes) for a in held), default=0)
 
 
 def _unrolled(loop: Loop) -> int:
