@@ -72,7 +72,7 @@ def test_a_merge_relative_to_a_maximum_is_of_small_programs(schedule, blocks):
         (64, "f.block(h:4); f.tensorize(h:16, n:0, l:16, d:0);", 32, 2),
         (24, "f.block(h:4); f.tensorize(h:16, n:0, l:16, d:0);", 8, 1),
         (5, "f.block(h:4); f.tensorize(h:16, n:0, l:16, d:0);", 1, 4),
-        (16, "f.block(h:32); f.tensorize(h:32, n:0, l:16, d:0);", 4, 2),
+        (16, "f.block(h:32); f.tensorize(h:32, n:0, l:16, d:0);", 4, 4),
         (16, "f.block(h:128); f.tensorize(h:128, n:0, l:16, d:0);", 1, 4),
     ],
 )
