@@ -114,6 +114,8 @@ class Algorithm:
 
     def needed_by(self, outputs: tuple[str, ...]) -> tuple[str, ...]:
         """Return the Funcs that ``outputs`` depend on, including themselves, in order of definition."""
+        if outputs in self._needed:
+            return self._needed[outputs]
         seen: set[str] = set()
         todo = list(outputs)
         while todo:
@@ -122,7 +124,13 @@ class Algorithm:
                 continue
             seen.add(func)
             todo += [a.tensor for a in accesses(self[func].expr) if a.tensor in self]
-        return tuple(d.name for d in self.definitions if d.name in seen)
+        self._needed[outputs] = tuple(d.name for d in self.definitions if d.name in seen)
+        return self._needed[outputs]
+
+    @cached_property
+    def _needed(self) -> dict[tuple[str, ...], tuple[str, ...]]:
+        """What ``needed_by`` has found: rules ask for the same outputs again and again."""
+        return {}
 
     def limited_to(self, outputs: tuple[str, ...]) -> Algorithm:
         """Return the algorithm without the Funcs that ``outputs`` do not depend on."""

@@ -408,6 +408,11 @@ def substitute(expr: Expr, labels: Mapping[str, Expr], index: bool = False) -> E
 
     ``index``: whether ``expr`` is inside an index. There the replacement is used as it is, elsewhere as a value (``as_value``).
     """
+    changed = {name: new for name, new in labels.items() if not (isinstance(new, Label) and new.name == name)}
+    return _substitute(expr, changed, index) if changed else expr
+
+
+def _substitute(expr: Expr, labels: Mapping[str, Expr], index: bool) -> Expr:
     if isinstance(expr, Label):
         new = labels.get(expr.name, expr)
         return new if index else as_value(new)
@@ -417,7 +422,7 @@ def substitute(expr: Expr, labels: Mapping[str, Expr], index: bool = False) -> E
         new = labels[expr.label]
         assert isinstance(new, Label), f"{expr} at {new}"
         expr = replace(expr, label=new.name)
-    return expr.rebuild(lambda child: substitute(child, labels, index or isinstance(expr, Access)))
+    return expr.rebuild(lambda child: _substitute(child, labels, index or isinstance(expr, Access)))
 
 
 def as_value(index: Expr) -> Expr:

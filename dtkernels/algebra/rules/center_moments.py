@@ -14,6 +14,8 @@ from ...lang.algorithm import Algorithm
 from ..smart_constructors import ZERO, add, negate, simplify
 from .canonicalize import inline_access
 
+SUMS = 2  #: most sums in a product of means
+
 
 def center_moments(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
     """Compute variances and covariances from deviations, so that a large mean does not cancel their digits.
@@ -67,7 +69,7 @@ def averaged(mean: ex.Expr, over: tuple[str, ...], algorithm: Algorithm) -> ex.E
 
 @dataclass(frozen=True)
 class _Monomial:
-    """A rational factor times powers of extents times sums."""
+    """A rational factor times powers of extents times at most ``SUMS`` sums."""
 
     factor: Fraction = Fraction(1)
     lengths: tuple[tuple[str, int], ...] = ()
@@ -93,8 +95,9 @@ def _monomial(e: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None = 
             body = inline_access(e, algorithm)
             return None if body is None else _monomial(body, algorithm, inline)
         case ex.Binary("*" | "/" as op, left, right):
-            a, b = _monomial(left, algorithm, inline), _monomial(right, algorithm, inline)
-            if a is None or b is None or op == "/" and b.sums:
+            if (a := _monomial(left, algorithm, inline)) is None or (b := _monomial(right, algorithm, inline)) is None:
+                return None
+            if op == "/" and b.sums or len(a.sums) + len(b.sums) > SUMS:
                 return None
             return a.times(b, 1 if op == "*" else -1)
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from .kernel_config import KernelConfig, read_schedule
@@ -192,6 +192,7 @@ class KernelPlan:
             consumer, dot, label = apart[name]
             return own(consumer) if dot and label in self.known.funcs[name].reduced else self.root.name if consumer in self.root.reduced else name
 
+        @cache  # in a chain of Funcs that each read the one before twice, the ways to the first are 2^n
         def places(name: str) -> dict[str, None]:
             if name in apart or name == self.root.name:
                 return {own(name): None}

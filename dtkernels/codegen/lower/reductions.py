@@ -9,12 +9,12 @@ running_means.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from ...algebra.rules.exponentials.shift_degree import Degree, degree
+from ...algebra.rules.exponentials.shift_degree import Degree, degree, degree_of
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
@@ -63,19 +63,55 @@ class Reducer:
         """Inline the fused Funcs that ``expr`` uses, except those named in ``but``."""
 
         def change(node: ex.Expr) -> ex.Expr:
-            if isinstance(node, ex.Access) and node.tensor in self.l.fused and node.tensor in self.l.algorithm:
+            if isinstance(node, ex.Access) and self._is_inlined(node.tensor, but):
                 d = self.l.algorithm[node.tensor]
-                if node.tensor not in but and node.tensor not in self.l.elsewhere and not isinstance(d.expr, ex.Scan):
-                    return self.inlined(ex.substitute(d.expr, dict(zip(d.labels, node.index))), but)
+                return self.inlined(ex.substitute(d.expr, dict(zip(d.labels, node.index))), but)
             return node
 
         return expr.transform(change)
 
+    def _is_inlined(self, func: str, but: Container[str]) -> bool:
+        if func not in self.l.fused or func not in self.l.algorithm or func in but or func in self.l.elsewhere:
+            return False
+        return not isinstance(self.l.algorithm[func].expr, ex.Scan)
+
+    def looked_through(self, expr: ex.Expr, but: Container[str]) -> tuple[Definition, ...]:
+        """Return the Funcs that ``inlined`` inlines, each once, after those that it uses itself.
+
+        In a chain of Funcs that each read the one before twice, the inlined expression has 2^n nodes.
+        """
+        found: dict[str, Definition] = {}
+
+        def look(e: ex.Expr) -> None:
+            for func in dict.fromkeys(a.tensor for a in ex.accesses(e)):
+                if func not in found and self._is_inlined(func, but):
+                    look(self.l.algorithm[func].expr)
+                    found[func] = self.l.algorithm[func]
+
+        look(expr)
+        return tuple(found.values())
+
+    def nodes(self, expr: ex.Expr, but: Container[str]) -> Iterator[ex.Expr]:
+        """Yield the nodes of ``expr`` and of the Funcs that ``inlined`` inlines, each Func once."""
+        yield from expr.walk()
+        for d in self.looked_through(expr, but):
+            yield from d.expr.walk()
+
+    def used(self, expr: ex.Expr, names: Container[str]) -> tuple[str, ...]:
+        """Return which Funcs named in ``names`` the terms ``expr`` use, by themselves or through fused Funcs."""
+        return tuple(dict.fromkeys(n.tensor for n in self.nodes(expr, names) if isinstance(n, ex.Access) and n.tensor in names))
+
+    def degree(self, expr: ex.Expr, name: str, but: Container[str]) -> Degree | None:
+        """Return the degree of ``expr`` in the Func ``name``, looking through fused Funcs except those named in ``but``."""
+        known: dict[str, Degree | None] = {name: Degree(plus=Fraction(1))}
+        for d in self.looked_through(expr, but):
+            known[d.name] = degree_of(d, known)
+        return degree(expr, known)
+
     def check_finished(self, d: Definition) -> None:
         """Raise DTError where ``d`` would be stored while it still depends on an unfinished accumulator of the enclosing loop."""
-        expr = self.inlined(d.expr, self.unfinished) if self.unfinished else d.expr
-        for name in dict.fromkeys(a.tensor for a in ex.accesses(expr) if a.tensor in self.unfinished):
-            found = degree(expr, {name: Degree(plus=Fraction(1))})
+        for name in self.used(d.expr, self.unfinished) if self.unfinished else ():
+            found = self.degree(d.expr, name, self.unfinished)
             if found is None or not found.free:
                 over = ", ".join(self.unfinished[name])
                 said = [p for word in WRITTEN for p in self.l.schedule.of(d.name, word)]
@@ -152,9 +188,9 @@ class Reducer:
             else kind
         )
 
-    def can_follow(self, name: str, node: ex.Expr) -> bool:
-        """Return whether a sum does not depend on ``name``, or can be rescaled when that changes."""
-        found = degree(node, {name: Degree(plus=Fraction(1))})
+    def can_follow(self, name: str, node: ex.Expr, but: Container[str]) -> bool:
+        """Return whether a sum does not depend on ``name``, or can be rescaled when that changes. Funcs named in ``but`` are not looked through."""
+        found = self.degree(node, name, but)
         return found is not None and (found.free or not found.plus and found.times < 0)
 
     # -- by a loop ------------------------------------------------------------------------------------------------
@@ -271,7 +307,7 @@ class _Step:
             gains, relative = self.means.repair(repairs or (), env)
             moves = self._rescaling_degrees(member, node, kind) if repairs is None else []
             factors = [self._rescaling_factor(*move) for move in moves]
-            inner = any(isinstance(n, ex.Dot) and n != node for n in self.inlined(node).walk())  # its accumulator is in registers already
+            inner = any(isinstance(n, ex.Dot) and n != node for n in self.r.nodes(node, self.shared))  # its accumulator is in registers already
             at_end = not (watched or factors or gains or inner) and (not isinstance(node, ex.Dot) or accumulates_in_registers(terms, self.l.options.warps))
             if not (at_end or isinstance(terms, TileDot)):
                 terms = reduced(kind, terms, self.axes)
@@ -314,7 +350,7 @@ class _Step:
 
     def _depends_on_later_member(self, d: Definition) -> bool:
         """Return whether ``d`` depends on a member of this loop that has not been accumulated yet."""
-        return any(a.tensor in self.shared and a.tensor not in self.results for a in ex.accesses(self.inlined(d.expr)))
+        return any(name not in self.results for name in self.r.used(d.expr, self.shared))
 
     def _accumulator(
         self,
@@ -340,13 +376,9 @@ class _Step:
 
     # -- running values that change during the loop -----------------------------------------------------------------
 
-    def inlined(self, expr: ex.Expr) -> ex.Expr:
-        """Inline the fused Funcs that ``expr`` uses, except members of this loop."""
-        return self.r.inlined(expr, self.shared)
-
     def _depends(self, member: _AccumulatedFunc) -> set[str]:
         """Return the members of the loop whose running value enters the terms of ``member``."""
-        return {a.tensor for node in member.nodes for a in ex.accesses(self.inlined(node)) if a.tensor in self.shared}
+        return {name for node in member.nodes for name in self.r.used(node, self.shared)}
 
     def _run(self, member: _AccumulatedFunc, before: dict[ex.Expr, Tile], after: dict[ex.Expr, Tile], env: dict[str, Tile]) -> None:
         d = member.definition
@@ -363,9 +395,8 @@ class _Step:
     def _rescaling_degrees(self, member: _AccumulatedFunc, node: ex.Expr, kind: str) -> list[tuple[str, Fraction]]:
         """Return each Func whose changes rescale an accumulator, with the accumulator's degree in it."""
         moves = []
-        inlined = self.inlined(node)
-        for name in dict.fromkeys(a.tensor for a in ex.accesses(inlined) if a.tensor in self.shared):
-            found = degree(inlined, {name: Degree(plus=Fraction(1))})
+        for name in self.r.used(node, self.shared):
+            found = self.r.degree(node, name, self.shared)
             if found is not None and found.free and name not in self.means.moving:
                 continue
             if found is None or found.plus or found.times >= 0 or kind != "sum" or name in self.means.moving:

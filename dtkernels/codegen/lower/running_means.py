@@ -65,11 +65,11 @@ class RunningMeans:
                 self._look_at(member, node)
 
     def _look_at(self, member: _AccumulatedFunc, node: ex.Expr) -> None:
-        names = {a.tensor for a in ex.accesses(self.s.inlined(node)) if a.tensor in self.s.shared}
+        names = {*self.s.r.used(node, self.s.shared)}
         terms = node.arg if isinstance(node, ex.Reduce) and node.kind == "sum" else node if isinstance(node, ex.Dot) else None
-        if not names or terms is None or all(self.s.r.can_follow(name, self.s.inlined(node)) for name in names):
+        if not names or terms is None or all(self.s.r.can_follow(name, node, self.s.shared) for name in names):
             return
-        moving = names | {f for f in self._reducing if names & {a.tensor for a in ex.accesses(self.s.inlined(self.l.algorithm[f].expr))}}
+        moving = names | {f for f in self._reducing if names & {*self.s.r.used(self.l.algorithm[f].expr, self.s.shared)}}
         found = repairs(terms, node.labels, frozenset(moving), self.l.algorithm, self._plain)  # type: ignore[attr-defined]
         if found is not None:
             self.repaired[member.definition.name, node] = found
@@ -91,7 +91,7 @@ class RunningMeans:
 
     def keeps(self, member: _AccumulatedFunc, node: ex.Reduce, watched: bool) -> bool:
         """Return whether the sum ``node`` is kept as a mean, since other sums are relative to that."""
-        return node.kind == "sum" and self._plain(node.arg) in self.wanted and (member.definition.name in self.moving or not watched)
+        return bool(self.wanted) and node.kind == "sum" and self._plain(node.arg) in self.wanted and (member.definition.name in self.moving or not watched)
 
     # -- statements of a step -------------------------------------------------------------------------------------
 

@@ -45,6 +45,11 @@ def test_all_proposals_are_legal_different_and_begin_with_the_usual_one(text, si
         lower(Program(shape.algorithm, Schedule((*placed, *config.statements()))))
 
 
+def test_sums_of_planes_have_proposals_where_there_are_no_rows():
+    shape = problem("Func f; In A; Var n; RVar c, h, w; f[n] = rsum(A[n, c, h, w], c, h, w);", "f", n=0, c=3, h=35, w=40)
+    assert [*registry.proposals(shape, "f", ["f"])]
+
+
 def test_channels_that_lie_one_after_the_other_are_taken_together():
     shape = problem(GROUPS, "f", n=8, g=32, c=10, s=4096)
     tiles = {dict(c.tiles)["c"] for c in registry.proposals(shape, "f", ["f"]) if dict(c.tiles).get("s") == 0}

@@ -10,7 +10,7 @@ from fractions import Fraction
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
 from ..canonicalize import fresh_name, inline_access, matches
-from .shift_degree import Degree, degree, degree_of, shift_dependent_terms
+from .shift_degree import FREE, Degree, degree, degree_of, shift_dependent_terms
 from .sum_exp_addends import shifted_alike
 
 
@@ -33,15 +33,20 @@ def subtract_maxima(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm
     for softmax*, 2018, found here by degree instead of by pattern.
     """
     tried: set[tuple[str, ex.Expr]] = set()
-    while (site := next(_exponential_sites(algorithm, tried), None)) is not None:
-        owner, arg, over = site
+    while (shifted := _shift_next(algorithm, outputs, tried)) is not None:
+        algorithm = shifted
+    return algorithm
+
+
+def _shift_next(algorithm: Algorithm, outputs: tuple[str, ...], tried: set[tuple[str, ex.Expr]]) -> Algorithm | None:
+    """Shift the first exp that can be and was not ``tried``; None if there is none."""
+    for owner, arg, over in _exponential_sites(algorithm, tried):
         tried.add((owner.name, arg))
         users = frozenset(d.name for d in algorithm.definitions if any(a.tensor == owner.name for a in ex.accesses(d.expr)))
         for within, by_term in ((frozenset(algorithm.funcs), False), (users | {owner.name}, False), (users, True)):
             if (shifted := _try_shift(algorithm, outputs, owner, arg, over, within, by_term)) is not None:
-                algorithm = shifted
-                break
-    return algorithm
+                return shifted
+    return None
 
 
 def move_masks_into_exponentials(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
@@ -96,13 +101,15 @@ def _is_shifted(arg: ex.Expr, algorithm: Algorithm) -> bool:
 def _exponents(reduction: ex.Expr, algorithm: Algorithm) -> Iterator[ex.Expr]:
     """Yield the arguments of exp in the terms of ``reduction``, looking through Funcs without reductions of their own."""
     todo = list(reduction.children())
+    seen: set[ex.Access] = set()  # in a chain of Funcs that each read the one before twice, the ways to the first are 2^n
     while todo:
         node = todo.pop(0)
         if isinstance(node, (ex.Reduce, ex.Dot)):
             continue
         if isinstance(node, ex.Call) and node.fn == "exp":
             yield node.args[0]
-        if isinstance(node, ex.Access) and node.tensor in algorithm:
+        if isinstance(node, ex.Access) and node.tensor in algorithm and node not in seen:
+            seen.add(node)
             body = inline_access(node, algorithm)
             todo += [] if body is None else [body]
         todo += node.children()
@@ -126,6 +133,7 @@ def _try_shift(
     taken = set(algorithm.names)
     name = fresh_name(f"{owner.name}_shift", taken)
     known: dict[str, Degree | None] = {name: Degree(plus=Fraction(1))}
+    moving = {name}
     alike = shifted_alike(owner, algorithm) if set(labels) <= set(owner.labels) else ()
     definitions: list[Definition] = []
     for d in algorithm.definitions:
@@ -134,10 +142,14 @@ def _try_shift(
             expr = shift_exponent(expr, ex.Access(name, tuple(map(ex.Label, labels))))
         elif d.name == owner.name or d.name in within:
             expr = shift_dependent_terms(expr, known, shifted) if by_term and d.name != owner.name else shifted(expr)
+        if expr is d.expr and not any(a.tensor in moving for a in ex.accesses(expr)):
+            definitions.append(d)
+            continue
         definition = replace(d, expr=_restore_logarithms(expr, known, name))
         known[d.name] = degree_of(definition, known)
+        moving |= set() if known[d.name] == FREE else {d.name}
         definitions.append(definition)
-    if any(known[o] is None or not known[o].free for o in outputs):  # type: ignore[union-attr]
+    if any(o in moving for o in outputs):
         return None
     if _divides_by_a_term(definitions, name):
         return None

@@ -74,7 +74,7 @@ def _filled(shape: SchedulingProblem, usual: KernelConfig) -> float:
     filled = 1.0
     for x, n in usual.tiles:
         step = n or next_power_of_two(shape.sizes[x])
-        filled *= shape.sizes[x] / (-(-shape.sizes[x] // step) * step)
+        filled *= shape.sizes[x] / (-(-shape.sizes[x] // step) * step) if shape.sizes[x] else 1.0
     return filled
 
 

@@ -190,7 +190,7 @@ def _shrink_blocks(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     limit = min(limit, max(COLUMNS * FEWEST, ELEMENTS * MANY // parts)) if many else limit
     while stored:
         blocks = [s.axis for s in body if isinstance(s, Index) and s.start == "block" and not s.axis.padded]
-        last = {s.index[-1].axis for s in stored if isinstance(s.index[-1], Position)}
+        last = {i.axis for s in stored for i in s.index[-1:] if isinstance(i, Position)}
         wide = [a for a in blocks if a.tile > (FEWEST if many and a not in last else narrowest) and all(_is_stored_along(s, a) for s in stored)]
         if not wide or max(_elements(s) for s in stored) <= limit:
             break

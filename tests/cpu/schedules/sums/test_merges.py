@@ -44,6 +44,13 @@ def test_what_a_merge_sums_further_stays_whole():
     check(text, random((70, 9, 20)))
 
 
+@pytest.mark.parametrize("parts", [1, 8, 24, 48])
+def test_a_number_is_stored_beside_what_is_made_of_it(parts):
+    """The number has no labels, so that no block of the merge goes along its last one."""
+    text = "Func s, f; In A, B; Var x; RVar y; s[] = rsum(A[y] * A[y], y); f[x] = s[] * B[x]; s.fuse_at(f, x); s.compile(); f.compile(); "
+    check(text + f"f.block(x:16); f.tensorize(x:16, y:16); f.split(y:{parts});", *random((2000,), (70,)))
+
+
 ROWS_OF_QUERIES = """Func s, top, e, t, f; In Q, K, V; Var h, n; RVar l, d;
 s[h, l] = rdot(Q[h, d], K[l, d], d); top[h] = rmax(s[h, l], l); e[h, l] = exp(s[h, l] - top[h]); t[h] = rsum(e[h, l], l);
 f[h, n] = rdot(e[h, l], V[l, n], l) / t[h];
