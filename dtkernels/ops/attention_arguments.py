@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .op_decorator import compiling, only_tensors
-from .reductions import check_range
+from .option_checks import check_range
 
 LOWEST = -2.3e38  #: scores above it, times log2(e), fit float32
 FLAGS = "attention_flags"  #: the op behind a mask of one flag a key
@@ -92,23 +92,27 @@ def _broadcast_to(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> to
         raise ValueError(f"attention: {name} broadcasts to {shape}; got shape {tuple(tensor.shape)}") from None
 
 
-def check_kinds(args: AttentionArgs) -> None:
+def check_kinds(args: AttentionArgs, op: str = "attention") -> None:
     """Raise TypeError for arguments that would be misread, or fail without a clear message."""
     mask, causal, window, offset = args.mask, args.causal, args.window, args.offset
     optional = {n: t for n, t in (("mask", mask), ("sinks", args.sinks), ("bias", args.bias)) if t is not None}
-    only_tensors("attention", q=args.q, k=args.k, v=args.v, **optional)
+    only_tensors(op, q=args.q, k=args.k, v=args.v, **optional)
     if mask is not None and not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
-        raise TypeError(f"attention: mask is {mask.dtype}; allowed: bool or floating point")
+        raise TypeError(f"{op}: mask is {mask.dtype}; allowed: bool or floating point")
     if args.bias is not None and not args.bias.dtype.is_floating_point:
-        raise TypeError(f"attention: bias is {args.bias.dtype}; allowed: floating point; mask is what hides keys")
+        raise TypeError(f"{op}: bias is {args.bias.dtype}; allowed: floating point; mask is what hides keys")
     if not isinstance(causal, (bool, int, torch.Tensor, torch.SymBool)) and type(causal).__name__ not in ("bool", "bool_"):  # NumPy's bool
-        raise TypeError(f"attention: causal is {causal!r}; allowed: True or False")
-    if not isinstance(offset, (int, torch.Tensor, torch.SymInt)):
-        raise TypeError(f"attention: offset is {offset!r}; allowed: an integer or a one-element tensor")
+        raise TypeError(f"{op}: causal is {causal!r}; allowed: True or False")
+    if not isinstance(offset, (int, torch.Tensor, torch.SymInt)) or isinstance(offset, torch.Tensor) and offset.is_floating_point():
+        raise TypeError(f"{op}: offset is {offset!r}; allowed: an integer or a one-element tensor of integers")
+    if isinstance(offset, torch.Tensor) and offset.numel() != 1:
+        raise ValueError(f"{op}: offset is a tensor of shape {tuple(offset.shape)}; allowed: an integer or a one-element tensor of integers")
+    if isinstance(causal, torch.Tensor) and causal.numel() != 1:
+        raise TypeError(f"{op}: causal is a tensor of shape {tuple(causal.shape)}; allowed: True or False")
     if window is not None and not (
         isinstance(window, (tuple, list)) and len(window) == 2 and all(w is None or _is_whole(w) for w in window)
     ):
-        raise TypeError(f"attention: window is {window!r}; allowed: (left, right), each a whole number of keys or None")
+        raise TypeError(f"{op}: window is {window!r}; allowed: (left, right), each a whole number of keys or None")
 
 
 def _is_whole(value: object) -> bool:

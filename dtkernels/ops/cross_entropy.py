@@ -2,10 +2,11 @@ import torch
 
 from ..runtime.path_counters import checking
 from .op_decorator import compiling, only_tensors, op
-from .reductions import check_range, check_reduction
+from .option_checks import check_integer, check_range
+from .reductions import check_reduction, counted
 
 
-@op(A="logits (..., V)", t="target (...)", smoothing="label_smoothing")
+@op(A="logits (..., V)", t="target (...)", smoothing="label_smoothing", ignored="ignore_index")
 def cross_entropy(
     logits: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
 ) -> torch.Tensor:
@@ -24,6 +25,7 @@ def cross_entropy(
     only_tensors("cross_entropy", logits=logits, target=target)
     check_reduction("cross_entropy", reduction)
     check_range("cross_entropy", "label_smoothing", label_smoothing, 0, 1)
+    check_integer("cross_entropy", "ignore_index", ignore_index)
     if logits.shape[:-1] != target.shape:
         raise ValueError(
             f"cross_entropy: target has a class for each row of logits; got shapes {tuple(logits.shape)}, {tuple(target.shape)}"
@@ -36,4 +38,4 @@ def cross_entropy(
     rows = cross_entropy.operator()(logits, target, ignored=ignore_index, **share)
     if reduction == "none":
         return rows
-    return rows.sum() if reduction == "sum" else rows.sum() / (target != ignore_index).sum()
+    return rows.sum() if reduction == "sum" else rows.sum() / counted(target, ignore_index).sum()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from .op_decorator import only_tensors, operator_called
+from .option_checks import check_floating
 
 
 def merge_attention(a: torch.Tensor, lse_a: torch.Tensor, b: torch.Tensor, lse_b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,5 +23,6 @@ def merge_attention(a: torch.Tensor, lse_a: torch.Tensor, b: torch.Tensor, lse_b
     if a.shape != b.shape or not lse_a.shape == lse_b.shape == a.shape[:-1]:
         found = ", ".join(str(tuple(t.shape)) for t in (a, lse_a, b, lse_b))
         raise ValueError(f"merge_attention: a and b (..., N), lse_a and lse_b (...); got shapes {found}")
+    check_floating("merge_attention", a=a, lse_a=lse_a, b=b, lse_b=lse_b)
     result, lse = operator_called(merge.NAME)(A=a, B=b, lse_a=lse_a, lse_b=lse_b)
     return result.to(torch.promote_types(a.dtype, b.dtype)), lse

@@ -71,5 +71,10 @@ def only_tensors(name: str, **given: object) -> None:
     for argument, value in given.items():
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{name}: {argument} is {type_name(value)}; allowed: a tensor")
-        if value.is_nested:
+        if value.is_nested or value.layout is not torch.strided:
             refuse_layout(name, argument, value)
+
+
+def as_rows(t: torch.Tensor) -> torch.Tensor:
+    """Return a tensor (..., N) as (M, N), also where N is 0."""
+    return t.flatten(0, -2) if t.dim() > 1 else t[None]

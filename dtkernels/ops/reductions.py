@@ -3,6 +3,7 @@
 import torch
 
 from .op_decorator import only_tensors
+from .option_checks import check_integer, check_range
 
 REDUCTIONS = ("none", "sum", "mean")
 
@@ -16,8 +17,14 @@ def check_reduction(op: str, reduction: str) -> None:
 def reduced(rows: torch.Tensor, reduction: str, target: torch.Tensor | None = None, ignore_index: int = -100) -> torch.Tensor:
     """Return the losses, their sum, or their mean over the rows whose ``target`` is not ignored."""
     if reduction == "mean" and target is not None:
-        return rows.sum() / (target != ignore_index).sum()
+        return rows.sum() / counted(target, ignore_index).sum()
     return rows if reduction == "none" else rows.sum() if reduction == "sum" else rows.mean()
+
+
+def counted(target: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """Return which rows are not ignored. torch would compare with another number where the dtype cannot hold ``ignore_index``."""
+    whole = torch.iinfo(target.dtype)
+    return target != ignore_index if whole.min <= ignore_index <= whole.max else torch.ones_like(target, dtype=torch.bool)
 
 
 def ignoring(op: str, rows: tuple[int, ...], target: torch.Tensor | None, ignore_index: int) -> dict:
@@ -30,6 +37,7 @@ def ignoring(op: str, rows: tuple[int, ...], target: torch.Tensor | None, ignore
         raise TypeError(f"{op}: target is {target.dtype}; allowed: integers")
     if target.shape != rows:
         raise ValueError(f"{op}: target has a class for each row; got shapes {tuple(rows)} of the rows, {tuple(target.shape)}")
+    check_integer(op, "ignore_index", ignore_index)
     return {"masked": True, "ignored": int(ignore_index)}
 
 
@@ -67,14 +75,3 @@ def check_shapes(op: str, what: str, **tensors: torch.Tensor) -> None:
     first = next(iter(tensors.values())).shape
     if any(t.shape != first for t in tensors.values()):
         raise ValueError(f"{op}: {', '.join(tensors)} have one shape, {what}; got {', '.join(str(tuple(t.shape)) for t in tensors.values())}")
-
-
-def check_range(op: str, name: str, value: float, low: float, high: float, above: bool = False) -> None:
-    """Raise ValueError, one line, for a number out of range, TypeError for what is no number. ``above``: the lower end is not allowed itself."""
-    try:
-        inside = (low < value if above else low <= value) and value <= high
-    except TypeError:
-        raise TypeError(f"{op}: {name} is {value!r}; allowed: a number") from None
-    if not inside:
-        allowed = f"above {low:g}" if above and high == float("inf") else f"{low:g} to {high:g}"
-        raise ValueError(f"{op}: {name} is {value}; allowed: {allowed}")

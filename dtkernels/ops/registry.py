@@ -59,6 +59,8 @@ def check_path(path: str | Path) -> None:
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"register takes the path of a YAML spec; found {type(path).__name__}")
     text = os.fspath(path)
+    if os.path.isdir(text):
+        raise DTError("register takes the path of a YAML spec", found=f"the folder {text}", allowed="the path of a file")
     if os.path.exists(text):
         return
     if "\n" in text or ": " in text or not text.strip():

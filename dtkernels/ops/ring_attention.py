@@ -62,5 +62,7 @@ def ring_positions(tokens: int, group: ProcessGroup | None = None, *, order: str
     tensor([0, 1, 2, 3])
     """
     from .attention_forms import ring_plan
+    from .option_checks import check_integer
 
+    check_integer("ring_positions", "tokens", tokens, 0)
     return ring_plan.positions(tokens, *ring_plan.place(group), order, device)

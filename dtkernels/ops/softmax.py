@@ -1,6 +1,7 @@
 import torch
 
 from .op_decorator import only_tensors, op
+from .option_checks import check_integer
 
 
 @op(A="x (..., Y)")
@@ -22,11 +23,10 @@ def softmax(x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None)
 def _softmax_along_dim(x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
     """Compute softmax over any dimension."""
     only_tensors("softmax", x=x)
-    if not isinstance(dim, int):
-        raise TypeError(f"softmax: dim is {dim!r}; allowed: an integer")
     rank = max(x.dim(), 1)
-    if not -rank <= dim < rank:
-        raise ValueError(f"softmax: dim is {dim}; allowed: {-rank} to {rank - 1}")
+    check_integer("softmax", "dim", dim, -rank, rank - 1)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"softmax: dtype is {dtype!r}; allowed: a floating-point torch.dtype, or None")
     x = x if dtype is None else x.to(dtype)
     if dim in (-1, rank - 1):
         return softmax.operator()(x)

@@ -11,6 +11,7 @@ import torch
 from ...runtime.path_counters import checking
 from ..attention_arguments import EXACT, FLAGS, FORM_ARGUMENTS, AttentionArgs, check_kinds, spec_arguments, surely
 from ..op_decorator import operator_called
+from ..option_checks import check_integer
 from ..registry import Interface, interfaces
 from . import visible_keys
 from .append import append
@@ -92,6 +93,9 @@ def _dropout(args: AttentionArgs, forms: dict) -> dict[str, object]:
         return {}
     if seed is None:
         raise ValueError("attention: dropout_p is given, seed is missing; allowed: both, the seed an integer or a one-element tensor of integers")
+    if not isinstance(seed, torch.Tensor):
+        check_integer("attention", "seed", seed, -(2**63), 2**64 - 1)
+        seed = seed - 2**64 if seed >= 2**63 else seed  # the same 64 bits
     if forms["block_table"] is not None or args.q.dim() > 4:
         raise ValueError(f"attention: dropout_p with {'block_table' if forms['block_table'] is not None else 'more than 4 dimensions'}; allowed: other forms")
     return {"dropped": True, "drop": float(p), "seed": seed}

@@ -15,6 +15,7 @@ from ...runtime.path_counters import checking
 from ..attention_arguments import AttentionArgs, check_kinds, spec_arguments
 from ..merge_attention import merge_attention
 from ..op_decorator import only_tensors
+from ..option_checks import check_floating
 from ..registry import shipped
 from . import calls  # noqa: F401 (names the arguments of the ops of a step)
 from .checks import check_integers
@@ -27,8 +28,11 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the result and its logsumexp. Raises TypeError and ValueError, one line."""
     only_tensors("ring_attention", q=args.q, k=args.k, v=args.v)
-    check_kinds(args)
+    check_kinds(args, "ring_attention")
     q, k, v = args.q, args.k, args.v
+    check_floating("ring_attention", q=q, k=k, v=v)
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"ring_attention: group is {group!r}; allowed: a process group, or None for the world")
     if any(t.dim() != 4 for t in (q, k, v)) or not q.shape[2] == k.shape[2] == v.shape[2]:
         found = ", ".join(str(tuple(t.shape)) for t in (q, k, v))
         raise ValueError(f"ring_attention: q is (B, H, M, D), k (B, G, M, D), v (B, G, M, N), M tokens of each process; got shapes {found}")
@@ -119,7 +123,8 @@ class _RingAttention(torch.autograd.Function):
                 else:
                     result[:, :, rows], lse[:, :, rows] = merge_attention(result[:, :, rows], lse[:, :, rows], part, part_lse)
             held = transfer.wait() if transfer else held
-        assert result is not None and lse is not None
+        if result is None or lse is None:  # no process has a token
+            result, lse = q.new_zeros((*q.shape[:3], v.shape[3])), q.new_zeros(q.shape[:3], dtype=wide)
         result = result.to(q.dtype)
         ctx.ring, ctx.planned = ring, planned
         ctx.save_for_backward(q, k, v, result, lse, *([] if sinks is None else [sinks]))

@@ -76,7 +76,7 @@ def attention_spec(
         alibi = dtkernels.attention_spec(score="s + slope[h] * (l - m)", mask="l <= m", inputs="slope")
         alibi(q, k, v, slope=slope)
     """
-    inputs, scalars, sums = (_listed(names) for names in (inputs, scalars, sum_over))
+    inputs, scalars, sums = (_listed(names, what) for names, what in ((inputs, "inputs"), (scalars, "scalars"), (sum_over, "sum_over")))
     params = dict(params or {})
     _check_names(name, inputs, scalars, sums, params)
     head = _HEAD.format(
@@ -90,7 +90,9 @@ def attention_spec(
     return AttentionFunction(Operator(spec, Interface(_NAMES)), text)
 
 
-def _listed(names: Iterable[str]) -> tuple[str, ...]:
+def _listed(names: Iterable[str], what: str) -> tuple[str, ...]:
+    if not isinstance(names, Iterable):
+        raise DTError(f"{what} of attention_spec are names", found=repr(names), allowed="a text, or a list of texts")
     return tuple(re.split(r"[,\s]+", names.strip())) if isinstance(names, str) and names.strip() else () if isinstance(names, str) else tuple(names)
 
 

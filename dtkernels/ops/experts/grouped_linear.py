@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from ..op_decorator import op
+from ..option_checks import as_flag
 
 
 @op(A="a (M, K)", W="weight (E, N, K)", V="weight (E, K, N)", B="bias (E, N)", w="scale (M,)", e="expert (M,)")
@@ -22,7 +23,7 @@ def grouped_linear(
     """
     if scale is not None and bias is None:
         raise ValueError("grouped_linear: scale is that of bias; allowed without bias: None")
-    given: dict[str, torch.Tensor | bool] = {"V": weight, "transposed": True} if transposed else {"W": weight}
+    given: dict[str, torch.Tensor | bool] = {"V": weight, "transposed": True} if as_flag("grouped_linear", "transposed", transposed) else {"W": weight}
     if bias is not None:
         given |= {"B": bias, "biased": True}
     if scale is not None:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import torch
 
-from ..op_decorator import only_tensors
+from ...runtime.torch_support.dtypes import INTEGER_DTYPES
+from ..op_decorator import as_rows, only_tensors
+from ..option_checks import check_floating
 from .grouped_linear import grouped_linear
 from .grouped_swiglu import grouped_swiglu
 from .rows_by_expert import sort_by_expert
@@ -26,15 +28,16 @@ def moe_mlp(
     """
     only_tensors("moe_mlp", hidden=hidden, gate=gate, up=up, down=down, expert=expert, weight=weight)
     _check_shapes(hidden, gate, up, down, expert, weight)
+    check_floating("moe_mlp", hidden=hidden, gate=gate, up=up, down=down, weight=weight)
     rows = sort_by_expert(expert)
-    inner = grouped_swiglu(rows.pick(hidden.reshape(-1, hidden.shape[-1])), gate, up, rows.of_choices(weight).to(hidden.dtype), rows.expert)
+    inner = grouped_swiglu(rows.pick(as_rows(hidden)), gate, up, rows.of_choices(weight).to(hidden.dtype), rows.expert)
     return rows.sum(grouped_linear(inner, down, rows.expert)).reshape(hidden.shape)
 
 
 def _check_shapes(hidden: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, expert: torch.Tensor, weight: torch.Tensor) -> None:
     """Raise ValueError or TypeError, one line, for tensors that are no mixture of experts."""
-    if expert.is_floating_point() or expert.is_complex() or expert.dtype == torch.bool:
-        raise TypeError(f"moe_mlp: expert is {expert.dtype}; allowed: integers")
+    if expert.dtype not in INTEGER_DTYPES:
+        raise TypeError(f"moe_mlp: expert is {expert.dtype}; allowed: int32, int64, int8 or uint8")
     sizes = gate.shape[1:2] + hidden.shape[-1:]
     shapes = gate.dim() == 3 and gate.shape == up.shape == (gate.shape[0], *sizes) and down.shape == (gate.shape[0], *sizes[::-1])
     if not (shapes and expert.dim() == hidden.dim() > 0 and expert.shape == weight.shape and expert.shape[:-1] == hidden.shape[:-1]):

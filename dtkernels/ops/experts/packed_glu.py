@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from ..op_decorator import only_tensors, op
+from ..option_checks import as_flag, check_number, check_range
 
 _ACTIVATIONS: dict[str, dict[str, bool | float]] = {"silu": {}, "gelu_tanh": {"gelu": True}, "gelu": {"exact": True}}
 
@@ -29,16 +30,18 @@ def packed_glu(
     tensor([[4.3863]])
     """
     only_tensors("packed_glu", packed=packed, scale=scale)
-    if activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise ValueError(f"packed_glu: activation is {activation!r}; allowed: {', '.join(_ACTIVATIONS)}")
     if packed.dim() != 2 or packed.shape[1] % 2 or scale.shape != packed.shape[:1]:
         raise ValueError(f"packed_glu: shapes are packed (M, 2 N), scale (M,); found packed {tuple(packed.shape)}, scale {tuple(scale.shape)}")
-    if limit is not None and not limit >= 0:
-        raise ValueError(f"packed_glu: limit is {limit}; allowed: numbers from 0, or None")
+    check_number("packed_glu", "alpha", alpha)
+    check_number("packed_glu", "offset", offset)
+    if limit is not None:
+        check_range("packed_glu", "limit", limit, 0, float("inf"))
     if activation != "silu" and alpha != 1:
         raise ValueError(f"packed_glu: alpha is {alpha}; allowed with {activation}: 1")
     half = packed.shape[1] // 2
-    given = {"P": packed.unflatten(1, (half, 2)), "paired": True} if paired else {"Z": packed.unflatten(1, (2, half))}
+    given = {"P": packed.unflatten(1, (half, 2)), "paired": True} if as_flag("packed_glu", "paired", paired) else {"Z": packed.unflatten(1, (2, half))}
     options = _ACTIVATIONS[activation] or {"alpha": float(alpha)}
     bounds = {} if limit is None else {"limited": True, "limit": float(limit)}
     return packed_glu.operator()(w=scale, offset=float(offset), **given, **options, **bounds)

@@ -1,6 +1,7 @@
 import torch
 
 from ..op_decorator import only_tensors, op
+from ..option_checks import check_range
 from ..reductions import check_reduction, check_shapes, reduced
 
 
@@ -17,4 +18,5 @@ def cosine_distance(x: torch.Tensor, y: torch.Tensor, *, eps: float = 1e-8, redu
     only_tensors("cosine_distance", x=x, y=y)
     check_shapes("cosine_distance", "(..., C)", x=x, y=y)
     check_reduction("cosine_distance", reduction)
+    check_range("cosine_distance", "eps", eps, 0, float("inf"))
     return reduced(cosine_distance.operator()(x, y, eps * eps), reduction)

@@ -1,10 +1,11 @@
 import torch
 
 from ..op_decorator import op
+from ..option_checks import check_range
 from ..reductions import divergence_arguments, reduced
 
 
-@op(S="student (..., V)", T="teacher (..., V)", t="target (...)", scale="1 / temperature")
+@op(S="student (..., V)", T="teacher (..., V)", t="target (...)", scale="1 / temperature", ignored="ignore_index")
 def jsd(
     student: torch.Tensor,
     teacher: torch.Tensor,
@@ -31,6 +32,5 @@ def jsd(
     tensor(0.)
     """
     more = divergence_arguments("jsd", student, teacher, temperature, reduction, target, ignore_index, inputs, "log_probs")
-    if not 0 < beta < 1:
-        raise ValueError(f"jsd: beta is {beta}; allowed: above 0 and below 1")
+    check_range("jsd", "beta", beta, 0, 1, above=True, below=True)
     return reduced(jsd.operator()(beta=float(beta), **more), reduction, target, ignore_index)

@@ -1,10 +1,11 @@
 import torch
 
 from ..op_decorator import op
+from ..option_checks import as_flag
 from ..reductions import divergence_arguments, reduced
 
 
-@op(S="student (..., V)", T="teacher (..., V)", t="target (...)", scale="1 / temperature")
+@op(S="student (..., V)", T="teacher (..., V)", t="target (...)", scale="1 / temperature", ignored="ignore_index")
 def kl_divergence(
     student: torch.Tensor,
     teacher: torch.Tensor,
@@ -37,4 +38,4 @@ def kl_divergence(
         if not more.pop("normalized", False) or temperature != 1:
             raise ValueError(f'kl_divergence: log_target is False with inputs={inputs!r} and temperature {temperature}; allowed: inputs="log_probs", temperature 1')
         more["probable"] = True
-    return reduced(kl_divergence.operator()(reverse=bool(reverse), **more), reduction, target, ignore_index)
+    return reduced(kl_divergence.operator()(reverse=as_flag("kl_divergence", "reverse", reverse), **more), reduction, target, ignore_index)

@@ -3,8 +3,9 @@
 import torch
 
 from ...runtime.path_counters import checking
-from ..op_decorator import compiling, only_tensors
-from ..reductions import check_range, check_reduction, ignoring
+from ..op_decorator import as_rows, compiling, only_tensors
+from ..option_checks import check_range
+from ..reductions import check_reduction, ignoring
 
 
 def last_layer(
@@ -45,7 +46,7 @@ def _low_rank(op: str, hidden: torch.Tensor, weight: torch.Tensor, lora: tuple[t
     only_tensors(op, **{"lora[0]": inner, "lora[1]": outer})
     if outer.dim() != 2 or outer.shape[0] != weight.shape[0] or inner.shape != (*hidden.shape[:-1], outer.shape[1]):
         raise ValueError(f"{op}: lora is (..., R) and (V, R); got shapes {tuple(inner.shape)}, {tuple(outer.shape)} beside {tuple(hidden.shape)}, {tuple(weight.shape)}")
-    return {"adapted": True, "P": inner.reshape(-1, inner.shape[-1]), "Q": outer}
+    return {"adapted": True, "P": as_rows(inner), "Q": outer}
 
 
 def check_targets(op: str, target: torch.Tensor, classes: int, ignored: int | None) -> None:
@@ -68,7 +69,7 @@ def layer_divergence_arguments(
     more = ignoring(op, hidden.shape[:-1], target, ignore_index)
     if target is not None:
         more[classes] = target.reshape(-1)
-    student, teacher = (t.reshape(-1, t.shape[-1]) for t in (hidden, teacher_hidden))
+    student, teacher = as_rows(hidden), as_rows(teacher_hidden)
     return {"H": student, "W": weight, "G": teacher, "V": teacher_weight, "scale": 1 / temperature, **more}
 
 

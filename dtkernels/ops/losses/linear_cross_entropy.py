@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..op_decorator import op
-from ..reductions import check_range, check_reduction, reduced
+from ..op_decorator import as_rows, op
+from ..option_checks import check_integer, check_range
+from ..reductions import check_reduction, counted, reduced
 from .last_layer import check_targets, last_layer
 from .linear_logsumexp import linear_logsumexp
 from .summed_rows import sum_of_rows
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-@op(H="hidden (N, H)", W="weight (V, H)", b="bias (V)", t="target (N)", P="lora[0] (N, R)", Q="lora[1] (V, R)", cap="softcap", smoothing="label_smoothing", penalty="z_loss")
+@op(H="hidden (N, H)", W="weight (V, H)", b="bias (V)", t="target (N)", P="lora[0] (N, R)", Q="lora[1] (V, R)", cap="softcap", smoothing="label_smoothing", penalty="z_loss", ignored="ignore_index")
 def linear_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -64,6 +65,8 @@ def linear_cross_entropy(
     given = last_layer(name, hidden, weight, target, bias, softcap, lora)
     check_reduction(name, reduction)
     check_range(name, "label_smoothing", label_smoothing, 0, 1)
+    check_range(name, "z_loss", z_loss, 0, float("inf"))
+    check_integer(name, "ignore_index", ignore_index)
     target = _shifted(target, ignore_index) if shift else target
     check_targets(name, target, all_classes(shard, weight), ignore_index)
     if shard is not None:
@@ -71,7 +74,7 @@ def linear_cross_entropy(
     else:
         given |= {"smoothed": True, "smoothing": float(label_smoothing)} if label_smoothing else {}
         given |= {"squared": True, "penalty": float(z_loss)} if z_loss else {}
-        given |= {"H": hidden.reshape(-1, hidden.shape[-1]), "W": weight, "t": target.reshape(-1), "ignored": ignore_index}
+        given |= {"H": as_rows(hidden), "W": weight, "t": target.reshape(-1), "ignored": ignore_index}
         total = None if reduction == "none" or lora else sum_of_rows(name, given)
         rows = linear_cross_entropy.operator()(**given) if total is None else total
     result = rows.reshape(target.shape) if reduction == "none" else reduced(rows, reduction, target, ignore_index)
@@ -95,4 +98,4 @@ def _sharded_rows(shard: VocabularyShard, target: torch.Tensor, ignored: int, sm
     totals, logits = shard.gathered(total, logit)
     total, logit = totals.logsumexp(0), logits.sum(0).masked_fill(~shard.is_class(target), -float("inf"))
     loss = total - logit + penalty * total * total if penalty else total - logit
-    return loss.masked_fill(target == ignored, 0)
+    return loss.masked_fill(~counted(target, ignored), 0)

@@ -1,11 +1,12 @@
 import torch
 
 from ..op_decorator import op
+from ..option_checks import check_range
 from ..reductions import reduced
 from .last_layer import layer_divergence_arguments
 
 
-@op(H="hidden (N, H)", W="weight (V, H)", G="teacher_hidden (N, J)", V="teacher_weight (V, J)", r="target (N)", scale="1 / temperature")
+@op(H="hidden (N, H)", W="weight (V, H)", G="teacher_hidden (N, J)", V="teacher_weight (V, J)", r="target (N)", scale="1 / temperature", ignored="ignore_index")
 def linear_jsd(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -30,7 +31,6 @@ def linear_jsd(
     """
     layers = {"hidden": hidden, "weight": weight, "teacher_hidden": teacher_hidden, "teacher_weight": teacher_weight}
     more = layer_divergence_arguments("linear_jsd", layers, temperature, reduction, target, ignore_index, "r")
-    if not 0 < beta < 1:
-        raise ValueError(f"linear_jsd: beta is {beta}; allowed: above 0 and below 1")
+    check_range("linear_jsd", "beta", beta, 0, 1, above=True, below=True)
     rows = linear_jsd.operator()(beta=float(beta), **more)
     return reduced(rows.reshape(hidden.shape[:-1]), reduction, target, ignore_index)

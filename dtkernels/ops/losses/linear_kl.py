@@ -1,11 +1,12 @@
 import torch
 
 from ..op_decorator import op
+from ..option_checks import as_flag
 from ..reductions import reduced
 from .last_layer import layer_divergence_arguments
 
 
-@op(H="hidden (N, H)", W="weight (V, H)", G="teacher_hidden (N, J)", V="teacher_weight (V, J)", t="target (N)", scale="1 / temperature")
+@op(H="hidden (N, H)", W="weight (V, H)", G="teacher_hidden (N, J)", V="teacher_weight (V, J)", t="target (N)", scale="1 / temperature", ignored="ignore_index")
 def linear_kl(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -30,5 +31,5 @@ def linear_kl(
     """
     layers = {"hidden": hidden, "weight": weight, "teacher_hidden": teacher_hidden, "teacher_weight": teacher_weight}
     more = layer_divergence_arguments("linear_kl", layers, temperature, reduction, target, ignore_index, "t")
-    rows = linear_kl.operator()(reverse=bool(reverse), **more)
+    rows = linear_kl.operator()(reverse=as_flag("linear_kl", "reverse", reverse), **more)
     return reduced(rows.reshape(hidden.shape[:-1]), reduction, target, ignore_index)

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ..op_decorator import op
-from ..reductions import check_range
+from ..op_decorator import as_rows, op
+from ..option_checks import check_range
 from .last_layer import check_targets, last_layer
 from .vocabulary_shards import VocabularyShard, all_classes, vocabulary_shard
 
@@ -51,7 +51,7 @@ def linear_logprobs(
     given = last_layer(name, hidden, weight, target, bias, softcap)
     check_range(name, "temperature", temperature, 0, float("inf"), above=True)
     check_targets(name, target, all_classes(shard, weight), None)
-    given |= {"H": hidden.reshape(-1, hidden.shape[-1]), "W": weight, "scale": 1 / temperature}
+    given |= {"H": as_rows(hidden), "W": weight, "scale": 1 / temperature}
     if shard is None:
         picked, total, mean = linear_logprobs.operator()(t=target.reshape(-1), **given)
         return TokenLogprobs((picked - total).reshape(target.shape), (total - mean).reshape(target.shape))

@@ -2,8 +2,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..op_decorator import op
-from ..reductions import check_range
+from ..op_decorator import as_rows, op
+from ..option_checks import check_integer, check_range
 from .last_layer import last_layer
 
 
@@ -43,7 +43,9 @@ def linear_logsumexp(
     given = last_layer(name, hidden, weight, target, bias, softcap, lora)
     check_range(name, "label_smoothing", label_smoothing, 0, 1)
     if label_smoothing:
+        if classes is not None and not isinstance(classes, torch.Tensor):
+            check_integer(name, "classes", classes, 1)
         share = label_smoothing / (weight.shape[0] if classes is None else classes)
         given |= {"smoothed": True, "smoothing": float(label_smoothing), "share": share}
-    found = linear_logsumexp.operator()(H=hidden.reshape(-1, hidden.shape[-1]), W=weight, t=target.reshape(-1), **given)
+    found = linear_logsumexp.operator()(H=as_rows(hidden), W=weight, t=target.reshape(-1), **given)
     return LogsumexpAndLogit(*(rows.reshape(target.shape) for rows in found))

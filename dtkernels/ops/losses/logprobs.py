@@ -1,7 +1,7 @@
 import torch
 
 from ..op_decorator import only_tensors, op
-from ..reductions import check_range
+from ..option_checks import check_range
 from .last_layer import check_targets
 from .linear_logprobs import TokenLogprobs
 

@@ -4,7 +4,7 @@ from ..op_decorator import op
 from ..reductions import divergence_arguments, reduced
 
 
-@op(S="student (..., V)", T="teacher (..., V)", t="target (...)", scale="1 / temperature")
+@op(S="student (..., V)", T="teacher (..., V)", t="target (...)", scale="1 / temperature", ignored="ignore_index")
 def tvd(
     student: torch.Tensor,
     teacher: torch.Tensor,

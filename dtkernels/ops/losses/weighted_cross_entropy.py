@@ -1,11 +1,12 @@
 import torch
 
 from ..op_decorator import only_tensors, op
-from ..reductions import check_range, check_reduction
+from ..option_checks import check_floating, check_integer, check_range
+from ..reductions import check_reduction, counted
 from .last_layer import check_targets
 
 
-@op(A="logits (..., V)", w="weight (V)", t="target (...)", cap="softcap", smoothing="label_smoothing")
+@op(A="logits (..., V)", w="weight (V)", t="target (...)", cap="softcap", smoothing="label_smoothing", ignored="ignore_index")
 def weighted_cross_entropy(
     logits: torch.Tensor,
     target: torch.Tensor,
@@ -38,6 +39,8 @@ def weighted_cross_entropy(
     only_tensors(name, logits=logits, target=target, **({} if weight is None else {"weight": weight}))
     check_reduction(name, reduction)
     check_range(name, "label_smoothing", label_smoothing, 0, 1)
+    check_range(name, "z_loss", z_loss, 0, float("inf"))
+    check_integer(name, "ignore_index", ignore_index)
     if logits.shape[:-1] != target.shape or logits.dim() < 1:
         raise ValueError(f"{name}: target has a class for each row of logits; got shapes {tuple(logits.shape)}, {tuple(target.shape)}")
     if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype == torch.bool:
@@ -46,6 +49,7 @@ def weighted_cross_entropy(
     if weight is not None:
         if weight.shape != logits.shape[-1:]:
             raise ValueError(f"{name}: weight is (V,); got shapes {tuple(logits.shape)}, {tuple(weight.shape)}")
+        check_floating(name, weight=weight)
         given |= {"weighted": True, "w": weight}
     if softcap is not None:
         check_range(name, "softcap", softcap, 0, float("inf"), above=True)
@@ -53,11 +57,11 @@ def weighted_cross_entropy(
     check_targets(name, target, logits.shape[-1], ignore_index)
     given |= {"smoothed": True, "smoothing": float(label_smoothing)} if label_smoothing else {}
     rows, total = weighted_cross_entropy.operator()(A=logits, t=target, ignored=ignore_index, **given)
-    counts = target != ignore_index
-    squares = torch.where(counts, z_loss * total * total, 0) if z_loss else rows.new_zeros(())
+    counts = counted(target, ignore_index)
+    squares = torch.where(counts, float(z_loss) * total * total, 0) if z_loss else rows.new_zeros(())
     if reduction == "none":
         return rows + squares
     if reduction == "sum":
         return rows.sum() + squares.sum()
-    each = counts if weight is None else torch.where(counts, weight[target.clamp(0, weight.shape[0] - 1)], 0)
+    each = counts if weight is None else torch.where(counts, weight[target.long().clamp(0, weight.shape[0] - 1)], 0)
     return rows.sum() / each.sum() + squares.sum() / counts.sum()

@@ -1,6 +1,7 @@
 import torch
 
 from ..op_decorator import only_tensors, op
+from ..option_checks import check_integer
 
 
 @op(A="x (N, G, C / G, S)", w="weight (G, C / G)", z="bias (G, C / G)")
@@ -17,7 +18,8 @@ def groupnorm(x: torch.Tensor, groups: int, weight: torch.Tensor, bias: torch.Te
     if x.dim() < 2 or weight.shape != x.shape[1:2] or bias.shape != x.shape[1:2]:
         got = ", ".join(str(tuple(t.shape)) for t in (x, weight, bias))
         raise ValueError(f"groupnorm: x is (N, C, ...), weight and bias (C,); got shapes {got}")
-    if groups < 1 or x.shape[1] % groups:
+    check_integer("groupnorm", "groups", groups, 1)
+    if x.shape[1] % groups:
         raise ValueError(f"groupnorm: groups divides the {x.shape[1]} channels; got {groups}")
     each = x.shape[1] // groups
     pixels = x[0, 0].numel() if x.shape[0] and x.shape[1] else 0

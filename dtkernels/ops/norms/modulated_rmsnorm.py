@@ -1,6 +1,6 @@
 import torch
 
-from ..op_decorator import only_tensors, op
+from ..op_decorator import as_rows, only_tensors, op
 
 
 @op(A="x (B, S, C)", w="weight (C)", s="scale (B, C)", z="shift (B, C)")
@@ -26,7 +26,8 @@ def modulated_rmsnorm(
         rows = (-1, 1, x.shape[-1])
     else:
         rows = (x.shape[0] if scale.dim() == 2 else 1, -1, x.shape[-1])
-    more = {} if shift is None else {"shifted": True, "z": shift.reshape(-1, shift.shape[-1])}
-    parts = x.reshape(rows) if x.numel() else x.reshape(rows[0] if rows[0] > 0 else 0, 0, x.shape[-1])
-    found = modulated_rmsnorm.operator()(A=parts, w=weight, s=scale.reshape(-1, scale.shape[-1]), eps=eps, offset=offset, **more)
+    more = {} if shift is None else {"shifted": True, "z": as_rows(shift)}
+    first = x.shape[:-1].numel() if rows[0] < 0 else rows[0]
+    parts = x.reshape(rows) if x.numel() else x.reshape(first, 1 if rows[0] < 0 else x.shape[:-1].numel() // max(first, 1), x.shape[-1])
+    found = modulated_rmsnorm.operator()(A=parts, w=weight, s=as_rows(scale), eps=eps, offset=offset, **more)
     return found.reshape(x.shape)

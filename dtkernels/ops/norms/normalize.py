@@ -3,6 +3,7 @@ import math
 import torch
 
 from ..op_decorator import only_tensors, op
+from ..option_checks import as_flag
 
 
 @op(A="x (N, R, C)", w="weight (R, C)", z="bias (R, C)", G="gate (N, R, C)")
@@ -46,6 +47,6 @@ def normalize(
     if bias is not None:
         more |= {"z": bias.reshape(groups, width), "biased": True}
     if gate is not None:
-        more |= {"G": gate.reshape(rows, groups, width), "gated_first" if gate_first else "gated": True, "logistic": bool(logistic)}
-    found = normalize.operator()(A=x.reshape(rows, groups, width), eps=eps, centered=bool(centered), **more)
+        more |= {"G": gate.reshape(rows, groups, width), "gated_first" if gate_first else "gated": True, "logistic": as_flag("normalize", "logistic", logistic)}
+    found = normalize.operator()(A=x.reshape(rows, groups, width), eps=eps, centered=as_flag("normalize", "centered", centered), **more)
     return found.reshape(x.shape)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from ..op_decorator import only_tensors
+from ..option_checks import check_integer
 
 
 def in_layout(name: str, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return x as (B, H, S, 1, D) or (B, 1, S, H, D), and the tables as (B, S, R). Raises TypeError and ValueError, naming the op."""
     only_tensors(name, x=x, cos=cos, sin=sin)
-    if heads not in (1, 2):
-        raise ValueError(f"{name}: heads is the dimension of x that counts heads, 1 or 2; got {heads!r}")
+    check_integer(name, "heads", heads, 1, 2)
     fits = x.dim() == 4 and cos.dim() in (2, 3) and cos.shape == sin.shape and cos.shape[-2] == x.shape[3 - heads]
     if not fits or cos.dim() == 3 and cos.shape[0] not in (1, x.shape[0]):
         shapes = ", ".join(str(tuple(t.shape)) for t in (x, cos, sin))

@@ -1,6 +1,7 @@
 import torch
 
 from ..op_decorator import only_tensors, op
+from ..option_checks import check_integer
 
 
 @op(Q="q (B, H, S, D)", K="k (B, G, S, D)", cos="cos (3, B, S, D)", sin="sin (3, B, S, D)", first="sections[0]", second="sections[0] + sections[1]")
@@ -24,6 +25,10 @@ def multimodal_rope(
     if not fits or q.shape[-1] % 2 or tuple(cos.shape) != (3, q.shape[0], *q.shape[2:]):
         shapes = ", ".join(str(tuple(t.shape)) for t in (q, k, cos, sin))
         raise ValueError(f"{name}: q is (B, H, S, D) with D even, k (B, G, S, D), cos and sin (3, B, S, D); got shapes {shapes}")
-    if len(sections) != 3 or min(sections) < 0 or sum(sections) != q.shape[-1] // 2:
+    if not isinstance(sections, (tuple, list)):
+        raise TypeError(f"{name}: sections is {sections!r}; allowed: three integers")
+    for i, size in enumerate(sections):
+        check_integer(name, f"sections[{i}]", size, 0)
+    if len(sections) != 3 or sum(sections) != q.shape[-1] // 2:
         raise ValueError(f"{name}: sections are three numbers that add up to D / 2, {q.shape[-1] // 2}; got {tuple(sections)}")
     return multimodal_rope.operator()(Q=q, K=k, cos=cos, sin=sin, first=int(sections[0]), second=int(sections[0] + sections[1]))

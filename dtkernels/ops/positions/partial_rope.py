@@ -1,6 +1,7 @@
 import torch
 
 from ..op_decorator import only_tensors, op
+from ..option_checks import as_flag
 
 
 @op(Q="q (B, H, S, D)", K="k (B, G, S, D)", cos="cos (B, S, R)", sin="sin (B, S, R)")
@@ -26,4 +27,4 @@ def partial_rope(
     if size % 2 or size > q.shape[-1]:
         raise ValueError(f"partial_rope: R is even and at most D; got R {size} and D {q.shape[-1]}")
     cos, sin = (t.expand(q.shape[0], *t.shape[-2:]) for t in (cos, sin))
-    return partial_rope.operator()(Q=q, K=k, cos=cos, sin=sin, interleaved=bool(interleaved))
+    return partial_rope.operator()(Q=q, K=k, cos=cos, sin=sin, interleaved=as_flag("partial_rope", "interleaved", interleaved))

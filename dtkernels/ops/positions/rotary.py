@@ -1,6 +1,7 @@
 import torch
 
 from ..op_decorator import op
+from ..option_checks import as_flag
 from .layout import in_layout
 
 
@@ -19,11 +20,12 @@ def rotary(
     >>> rotary(torch.ones(1, 1, 2, 4), torch.zeros(2, 2), torch.ones(2, 2))[0, 0, 0]
     tensor([-1.,  1.,  1.,  1.])
     """
+    interleaved, paired = as_flag("rotary", "interleaved", interleaved), as_flag("rotary", "paired", paired)
     laid, cos, sin = in_layout("rotary", x, cos, sin, heads)
     if paired and not interleaved:
         raise ValueError("rotary: paired tables go with interleaved=True; allowed: rotary_pairs for halves")
     turned = cos.shape[-1] * (2 if paired else 1)
     if turned % 2 or turned > x.shape[-1]:
         raise ValueError(f"rotary: R is even and at most D; got R {turned} and D {x.shape[-1]}")
-    found = rotary.operator()(X=laid, cos=cos, sin=sin, interleaved=bool(interleaved), paired=bool(paired))
+    found = rotary.operator()(X=laid, cos=cos, sin=sin, interleaved=interleaved, paired=paired)
     return found.reshape(x.shape)

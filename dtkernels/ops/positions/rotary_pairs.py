@@ -1,6 +1,7 @@
 import torch
 
 from ..op_decorator import op
+from ..option_checks import as_flag
 from .layout import in_layout
 
 
@@ -20,5 +21,5 @@ def rotary_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, inter
     laid, cos, sin = in_layout("rotary_pairs", x, cos, sin, heads)
     if x.shape[-1] != 2 * cos.shape[-1]:
         raise ValueError(f"rotary_pairs: cos and sin have D / 2 numbers for a token; got {cos.shape[-1]} and D {x.shape[-1]}")
-    pairs = laid.unflatten(-1, (-1, 2)).transpose(-1, -2) if interleaved else laid.unflatten(-1, (2, -1))
+    pairs = laid.unflatten(-1, (-1, 2)).transpose(-1, -2) if as_flag("rotary_pairs", "interleaved", interleaved) else laid.unflatten(-1, (2, -1))
     return rotary_pairs.operator()(X=pairs, cos=cos, sin=sin).reshape(x.shape)

@@ -1,7 +1,8 @@
 import torch
 
 from ..op_decorator import op
-from ..reductions import check_pairs, check_range, check_reduction, reduced
+from ..option_checks import check_range
+from ..reductions import check_pairs, check_reduction, reduced
 
 
 @op(A="chosen (B, S)", B="rejected (B, R)", M="chosen_mask (B, S)", N="rejected_mask (B, R)", smoothing="label_smoothing")

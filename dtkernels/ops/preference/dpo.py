@@ -1,7 +1,8 @@
 import torch
 
 from ..op_decorator import only_tensors, op
-from ..reductions import check_range, check_reduction, check_shapes, reduced
+from ..option_checks import check_range
+from ..reductions import check_reduction, check_shapes, reduced
 
 
 @op(A="chosen (B, S)", B="rejected (B, R)", C="reference_chosen (B, S)", D="reference_rejected (B, R)", M="chosen_mask (B, S)", N="rejected_mask (B, R)", smoothing="label_smoothing")

@@ -1,7 +1,8 @@
 import torch
 
 from ..op_decorator import only_tensors, op
-from ..reductions import check_range, check_reduction, check_shapes, reduced
+from ..option_checks import check_range
+from ..reductions import check_reduction, check_shapes, reduced
 
 
 @op(A="logprobs (B, S)", O="old (B, S)", C="reference (B, S)", M="mask (B, S)", v="advantages (B)", low="epsilon", high="epsilon_high")
@@ -32,6 +33,8 @@ def grpo(
         raise ValueError(f"grpo: advantages is (B,); got shapes {tuple(logprobs.shape)}, {tuple(advantages.shape)}")
     check_reduction("grpo", reduction)
     check_range("grpo", "epsilon", epsilon, 0, 1)
+    check_range("grpo", "beta", beta, 0, float("inf"))
     more = {} if reference is None else {"referred": True, "C": reference, "beta": float(beta)}
     high = epsilon if epsilon_high is None else epsilon_high
+    check_range("grpo", "epsilon_high", high, 0, float("inf"))
     return reduced(grpo.operator()(A=logprobs, O=old, M=mask, v=advantages, low=float(epsilon), high=float(high), **more), reduction)

@@ -1,6 +1,7 @@
 import torch
 
 from ..op_decorator import only_tensors, op
+from ..option_checks import check_range
 from ..reductions import check_reduction, check_shapes, reduced
 
 
@@ -29,5 +30,7 @@ def kto(
     if desirable.shape != logprobs.shape[:1]:
         raise ValueError(f"kto: desirable is (B,); got shapes {tuple(logprobs.shape)}, {tuple(desirable.shape)}")
     check_reduction("kto", reduction)
+    for name, value in (("beta", beta), ("desirable_weight", desirable_weight), ("undesirable_weight", undesirable_weight)):
+        check_range("kto", name, value, 0, float("inf"))
     numbers = {"beta": float(beta), "point": kl, "gain": float(desirable_weight), "loss": float(undesirable_weight)}
     return reduced(kto.operator()(A=logprobs, C=reference, M=mask, g=desirable, **numbers), reduction)

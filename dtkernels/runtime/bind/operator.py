@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ...lang.spec import Spec
 
 __all__ = ["KERNEL_DTYPES", "ArgumentsRequested", "BoundCall", "Operator", "DifferentiablePair", "Variant", "choose_path", "device_target"]
+MOST_OF_A_PARAMETER = 10**18 - 1  #: the language has no integers of more digits
 _compiling = torch.compiler.is_dynamo_compiling
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._is_tracing
@@ -277,10 +278,14 @@ class Operator:
 
     def _parameter(self, name: str, value: object, default: int | bool) -> int | bool:
         """Check a compile-time parameter: a bool or an integer. True is not 1, and 1.0 is not 1: they would share a cache key."""
+        public = self.interface.name(name)
         if isinstance(value, bool) == isinstance(default, bool) and hasattr(value, "__index__") and not isinstance(value, torch.Tensor):
-            return value if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # NumPy's integers too
+            number = value if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # NumPy's integers too
+            if abs(number) > MOST_OF_A_PARAMETER:
+                raise ValueError(f"{self.name}: parameter {public} is {number}; allowed: integers of at most 18 digits")
+            return number
         allowed = "True or False" if isinstance(default, bool) else "an integer"
-        raise TypeError(f"{self.name}: parameter {name} is {value!r}; allowed: {allowed}")
+        raise TypeError(f"{self.name}: parameter {public} is {value!r}; allowed: {allowed}")
 
     def _scalar(self, name: str, value: object, device: torch.device) -> object:
         """Convert a scalar to what kernels take: a Python number, which is part of the call key, or a tensor on the inputs' device."""
@@ -301,8 +306,9 @@ class Operator:
         # symbolic numbers: Inductor fills them in, and may return a whole float as an integer
         if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
             return value
-        if not hasattr(value, "__float__"):
+        if not hasattr(value, "__float__") or getattr(value, "shape", ()) not in ((), (1,)):
             raise TypeError(f"{self.name}: {public} is {type_name(value)}; allowed: a number or a one-element tensor")
+        value = value.item() if hasattr(value, "item") else value
         return operator.index(value) if hasattr(value, "__index__") else float(value)  # type: ignore[arg-type]
 
     def _check_types(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -314,10 +320,10 @@ class Operator:
             refuse_layout(self.name, public, t)
             if t.device != tensors[first].device:
                 raise ValueError(f"{self.name}: {public} is on {t.device}, {self.interface.name(first)} is on {tensors[first].device}; allowed: one device")
-            if not (t.is_floating_point() or t.dtype in (torch.bool, *INTEGER_DTYPES)):
-                raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: floating point, bool, {', '.join(str(d).removeprefix('torch.') for d in INTEGER_DTYPES)}")
             if name in self.manifest.integers and t.dtype not in INTEGER_DTYPES:
                 raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: int32, int64, int8 or uint8, as it stands in an index")
+            if not (t.is_floating_point() or t.dtype in (torch.bool, *INTEGER_DTYPES)):
+                raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: floating point, bool, {', '.join(str(d).removeprefix('torch.') for d in INTEGER_DTYPES)}")
         for name, t in tensors.items():
             if t.is_floating_point() and t.dtype.itemsize == 1:
                 public = self.interface.name(name)

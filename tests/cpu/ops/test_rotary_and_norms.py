@@ -68,7 +68,7 @@ def test_tables_of_one_batch_entry_and_rotations_that_are_refused():
         (lambda: ops.rotary(x, cos[:, :3], sin[:, :3]), "x is (B, H, S, D)"),
         (lambda: ops.rotary(x, cos[..., :3], sin[..., :3]), "R is even"),
         (lambda: ops.rotary(x, cos, sin, paired=True), "rotary_pairs for halves"),
-        (lambda: ops.rotary(x, cos, sin, heads=3), "1 or 2; got 3"),
+        (lambda: ops.rotary(x, cos, sin, heads=3), "heads is 3; allowed: 1 to 2"),
         (lambda: ops.rotary_pairs(x, cos, sin), "D / 2"),
     ):
         with pytest.raises(ValueError) as raised:

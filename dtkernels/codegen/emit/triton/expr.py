@@ -119,7 +119,7 @@ class ExpressionPrinter:
         if fn in BITS:
             return f"({self._bits(args[0], order, fn == '<<')} {fn} {self._bits(args[1], order)})", _ATOM
         if fn in COMPARISONS:
-            return f"{self._at(args[0], order, _COMPARE + 1)} {fn} {self._at(args[1], order, _COMPARE + 1)}", _COMPARE
+            return f"{self._compared(args[0], args[1], order)} {fn} {self._compared(args[1], args[0], order)}", _COMPARE
         single = [a for a in args if not nest.axes_of(a)]
         if fn in ("and", "or") and len(single) == 1:  # the interpreter cannot combine one truth value with a tile of them by & or |
             tile = self._truth(args[1] if args[0] is single[0] else args[0], order)
@@ -214,6 +214,13 @@ class ExpressionPrinter:
             self.helpers.add("in_32_bits")
             return f"in_32_bits({self.text(tile, order)})"
         return self._at(tile, order, _ATOM)
+
+    def _compared(self, tile: Tile, other: Tile, order: tuple[Axis, ...]) -> str:
+        """Return a side of a comparison. Triton refuses to compare integers of 8 bits with a constant that they cannot hold."""
+        if isinstance(other, Const) and isinstance(other.value, int) and isinstance(tile, Local) and tile.name in self.loads and is_integer(tile):
+            if not 0 <= other.value <= INTEGERS["int8"][1]:
+                return self._bits(tile, order, wide=not INTEGERS["int32"][0] <= other.value <= INTEGERS["int32"][1])
+        return self._at(tile, order, _COMPARE + 1)
 
     def _number(self, tile: Tile, order: tuple[Axis, ...]) -> str:
         """Return an argument of a function as a tensor of float32."""
