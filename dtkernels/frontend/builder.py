@@ -12,7 +12,7 @@ import torch
 from ..lang import expr as ex
 from .sizes import Sizes
 from .unsupported import UnsupportedOperation
-from .values import SEED, Axis, Dims, Index, IndexLabel, Size, Source, Value, flat, label
+from .values import SEED, Axis, Dims, Index, IndexLabel, Size, Source, Value, divided, flat, joined, label
 
 DTYPE_WORDS = {getattr(torch, name): word for word, name in ex.DTYPES.items()}
 INTEGER_WORDS = {getattr(torch, name): name for name in ex.INTEGERS if name != "bool"}
@@ -199,7 +199,7 @@ class Builder:
             if not any(leaf.name in leaves for leaf in own):
                 return expr
             plain = [one.index for one in found if isinstance(one, IndexLabel)]
-            whole = label(expr.index.onto(iter(plain))) if len(plain) == len(own) else self.joined(own, found)
+            whole = label(expr.index.onto(iter(plain))) if len(plain) == len(own) else joined(own, found, [self.number(leaf.axis.root().size) for leaf in own[1:]])
             return whole if inside else ex.as_value(whole)
         return expr.rebuild(lambda child: self.replaced(child, leaves, inside or isinstance(expr, ex.Access)))
 
@@ -421,17 +421,10 @@ class Builder:
         renamed: dict[str, ex.Expr] = {}
         for k, leaf in enumerate(own):
             inner = self.extent(own[k + 1 :])
-            one = where if inner == 1 else ex.Binary("/", where, self.number(inner))
-            renamed[leaf.name] = one if k == 0 else ex.Binary("%", one, self.number(leaf.axis.root().size))
+            one = where if inner == 1 else divided("/", where, self.number(inner))
+            renamed[leaf.name] = one if k == 0 else divided("%", one, self.number(leaf.axis.root().size))
         dims = (*value.dims[:place], dim, *value.dims[place + 1 :])
         return Value(dims, self.replaced(value.expr, renamed), value.dtype)
-
-    def joined(self, own: Sequence[Index], positions: Sequence[ex.Expr]) -> ex.Expr:
-        """Return the position along a split index from the positions along its leaves."""
-        total = positions[0]
-        for leaf, one in zip(own[1:], positions[1:]):
-            total = ex.Binary("+", ex.Binary("*", total, self.number(leaf.axis.root().size)), one)
-        return total
 
     def extent(self, indices: Sequence[Index]) -> Any:
         """Return the product of the extents of index variables."""

@@ -8,7 +8,7 @@ its axis gets parts, and every tensor along that axis is read with that many ind
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,38 @@ class IndexLabel(ex.Label):
 def label(index: Index) -> IndexLabel:
     """Return the expression of an index variable."""
     return IndexLabel(index.name, index)
+
+
+@dataclass(frozen=True)
+class Joined(ex.Binary):
+    """The position along a split index, from those along its leaves: ``left`` is that of all but the last leaf times the last one's extent."""
+
+    own: tuple[Index, ...] = ()  #: the leaves
+
+    def positions(self) -> tuple[ex.Expr, ...]:
+        """Return the position along each leaf."""
+        parts: list[ex.Expr] = []
+        node: ex.Expr = self
+        while len(parts) < len(self.own) - 1:
+            assert isinstance(node, ex.Binary) and isinstance(node.left, ex.Binary)
+            parts.insert(0, node.right)
+            node = node.left.left
+        return (node, *parts)
+
+
+def joined(own: Sequence[Index], positions: Sequence[ex.Expr], sizes: Sequence[ex.Expr]) -> ex.Expr:
+    """Return the position along a split index from the positions along its leaves. ``sizes``: the extents of all leaves but the first."""
+    total = positions[0]
+    for count, (size, one) in enumerate(zip(sizes, positions[1:]), 2):
+        total = Joined("+", ex.Binary("*", total, size), one, own=tuple(own[:count]))
+    return total
+
+
+def divided(op: str, position: ex.Expr, size: ex.Expr) -> ex.Expr:
+    """Return a quotient or a remainder of positions, worked out where both are numbers."""
+    if isinstance(position, ex.Const) and isinstance(size, ex.Const) and size.value > 0:
+        return ex.Const(int(position.value // size.value if op == "/" else position.value % size.value))
+    return ex.Binary(op, position, size)
 
 
 @dataclass(frozen=True)

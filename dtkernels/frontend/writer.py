@@ -16,7 +16,7 @@ from ..lang.algorithm import Definition as Written
 from ..lang.reserved_names import CALLED, LAUNCHED, TAKEN
 from .builder import DTYPE_WORDS, INTEGER_WORDS, Builder, Definition
 from .unsupported import UnsupportedOperation
-from .values import SEED, Axis, Index, IndexLabel, Size, Source, Value, flat
+from .values import SEED, Axis, Index, IndexLabel, Joined, Size, Source, Value, divided, flat
 
 LETTERS = ("x", "y", "z", "u", "v", "i", "j", "k", "l", "m", "n", "o", "p", "q", "r", "s", "t", "a", "b", "c", "d", "e", "g", "h", "w")
 CARRIER = "extent_of"  #: an input without data, whose sizes are extents that no other input shows
@@ -135,17 +135,25 @@ class Writer:
     def indices(self, tensor: str, index: tuple[ex.Expr, ...], local: dict[str, str]) -> Iterator[ex.Expr]:
         """Yield the indices of an access, one for each unsplit axis of the tensor."""
         for axis, one in zip(self.axes(tensor), index):
-            if isinstance(one, IndexLabel) and one.index.axis.root() is axis.root():
-                yield from (ex.Label(self.label_of(leaf, local)) for leaf in one.index.leaves())
-                continue
-            found = self.expression(one, local, True)
-            if isinstance(found, ex.Label):  # along another axis: its extent is not this one's
-                found = ex.Binary("+", found, ex.Const(0))
-            leaves = axis.leaves()
-            for k, leaf in enumerate(leaves):
-                inner = sympy.prod([rest.size for rest in leaves[k + 1 :]])
-                part = found if inner == 1 else ex.Binary("/", found, self.size(inner, True))
-                yield part if k == 0 else ex.Binary("%", part, self.size(leaf.size, True))
+            yield from self.along_leaves(axis, one, local)
+
+    def along_leaves(self, axis: Axis, one: ex.Expr, local: dict[str, str]) -> Iterator[ex.Expr]:
+        """Yield the positions along the leaves of an axis, of which ``one`` is the position."""
+        leaves = axis.leaves()
+        if isinstance(one, IndexLabel) and one.index.axis.root() is axis.root():
+            yield from (ex.Label(self.label_of(leaf, local)) for leaf in one.index.leaves())
+            return
+        if isinstance(one, Joined) and [leaf.root() for i in one.own for leaf in i.axis.leaves()] == [leaf.root() for leaf in leaves]:
+            for own, part in zip(one.own, one.positions()):
+                yield from self.along_leaves(own.axis, part, local)
+            return
+        found = self.expression(one, local, True)
+        if isinstance(found, ex.Label):  # along another axis: its extent is not this one's
+            found = ex.Binary("+", found, ex.Const(0))
+        for k, leaf in enumerate(leaves):
+            inner = sympy.prod([rest.size for rest in leaves[k + 1 :]])
+            part = found if inner == 1 else divided("/", found, self.size(inner, True))
+            yield part if k == 0 else divided("%", part, self.size(leaf.size, True))
 
     def axes(self, tensor: str) -> list[Axis]:
         """Return the axes of a tensor as it was first accessed."""

@@ -34,7 +34,7 @@ from ..ir.nest import (
     Store,
     Tile,
 )
-from ..ir.value_type import value_type, whole_quotient
+from ..ir.value_type import is_integer, value_type, whole_quotient
 from ..powers_of_two import next_power_of_two
 from ..prelower.kernel_partition import stored_funcs
 from ..prelower.stage_aligned_copies import is_shift
@@ -358,7 +358,7 @@ class _Lowering:
         for label, i in zip(definition.labels, index):
             if not self._runs_over(label, i):
                 inside = Op("and", (Op(">=", (i, nest.Const(0))), Op("<", (i, nest.Size(label)))))
-                value = Op("where", (inside, value, nest.Const(0.0)))
+                value = Op("where", (inside, value, nest.Const(0 if is_integer(value) else 0.0)))
         return value
 
     def compute(self, definition: Definition, env: dict[str, Tile], scope: Scope) -> Tile:

@@ -12,7 +12,7 @@ import torch
 from ...lang import expr as ex
 from ..builder import Builder
 from ..unsupported import UnsupportedOperation
-from ..values import Index, Value, flat, label
+from ..values import Index, IndexLabel, Joined, Value, flat, label
 from .elementwise import choose_as, compare
 from .table import op
 
@@ -115,11 +115,14 @@ def sliced(b: Builder, x: Value, place: int, start: Any, size: Any, step: int = 
     if step == 1 and start == 0 and b.sizes.same(size, whole):
         return x
     own = flat(x.dims[place])
-    inner = b.extent(own[1:])
-    if step == 1 and len(own) > 1 and b.sizes.of(size - inner) == 0 and b.sizes.divides(inner, start):
+    inner, product = b.extent(own[1:]), step == 1 and _is_of_product(b, x)
+    if step == 1 and len(own) > 1 and (b.sizes.of(size - inner) == 0 or product and b.sizes.same(size, inner)) and b.sizes.divides(inner, start):
         one = replace(x, dims=(*x.dims[:place], (own[0],), tuple(own[1:]), *x.dims[place + 1 :]))
-        found = b.taken(one, place, lambda _: b.number(b.sizes.quotient(start, inner) if start != 0 else 0), ())
-        return replace(found, dims=(*found.dims[:place], *found.dims[place + 1 :]))
+        number = b.sizes.quotient(start, inner) if start != 0 else 0
+        return select(b, one, place, b.sizes.fixed(number) if product else number)
+    if product and size != 1 and len(own) == 1 and b.sizes.divides(size, whole) and b.sizes.divides(size, start):
+        count = b.sizes.fixed(b.sizes.quotient(whole, size))
+        return select(b, parts(b, x, place, count, size), place, b.sizes.fixed(b.sizes.quotient(start, size)) if start != 0 else 0)
 
     def at(index: ex.Expr) -> ex.Expr:
         index = index if step == 1 else ex.Binary("*", index, ex.Const(step))
@@ -151,11 +154,75 @@ def first_of(b: Builder, x: Value, place: int, start: Any) -> Any:
 def pieces(b: Builder, x: Any, sizes: Any, dim: int = 0) -> tuple[Value, ...]:
     x = b.value(x)
     place, start, found = dim % x.rank, sympy.Integer(0), []
-    for result in b.results():
-        size = b.sizes.of(result.shape[place])
+    lengths = [b.sizes.of(result.shape[place]) for result in b.results()]
+    if len(lengths) > 1 and _is_of_product(b, x) and (least := _least(b, lengths)) is not None:
+        counts = [1 if b.sizes.same(size, least) else b.sizes.fixed(b.sizes.quotient(size, least)) for size in lengths]
+        parted, first = parts(b, x, place, sum(counts), least), 0
+        for count in counts:
+            one = sliced(b, parted, place, first, count)
+            one = one if sum(counts) == len(counts) else _own_products(b, one)
+            found.append(replace(one, dims=(*one.dims[:place], (*one.dims[place], *one.dims[place + 1]), *one.dims[place + 2 :])))
+            first += count
+        return tuple(found)
+    for size in lengths:
         found.append(sliced(b, x, place, start, size))
         start = b.sizes.of(start + size)
     return tuple(found)
+
+
+def _least(b: Builder, lengths: list) -> Any:
+    """Return the shortest of the lengths, if all are multiples of it; None otherwise."""
+    least = lengths[0]
+    for size in lengths[1:]:
+        if not b.sizes.divides(least, size):
+            if not b.sizes.divides(size, least):
+                return None
+            least = size
+    return least if least != 0 and all(b.sizes.divides(least, size) for size in lengths) else None
+
+
+def parts(b: Builder, x: Value, place: int, count: Any, size: Any) -> Value:
+    """Return a value with a dimension as two: that of its ``count`` parts, and that of the ``size`` elements of each."""
+    sizes = [b.extent(d) for d in x.dims]
+    return b.reshaped(x, [*sizes[:place], count, size, *sizes[place + 1 :]])
+
+
+def _own_products(b: Builder, x: Value) -> Value:
+    """Read products of their own in place of some columns of a product.
+
+    The gradient of one Func that is read in pieces of several sizes would have a product for each of them at all of its columns.
+    """
+    made = {d.name: d for d in b.definitions}
+
+    def change(node: ex.Expr) -> ex.Expr:
+        d = made.get(node.tensor) if isinstance(node, ex.Access) else None
+        if d is None or not isinstance(d.expr, ex.Dot):
+            return node
+        columns: dict[str, ex.Expr] = {}
+        for own, at in zip(d.indices, node.index):  # type: ignore[attr-defined]
+            leaves, places = own.leaves(), at.index.leaves() if isinstance(at, IndexLabel) else []
+            positions = tuple(map(label, places)) if places else at.positions() if isinstance(at, Joined) else (at,)
+            if len(positions) != len(leaves):
+                return node
+            columns |= {leaf.name: position for leaf, position in zip(leaves, positions)}
+        return b.define(replace(x, expr=b.replaced(d.expr, columns)), d.hint).expr
+
+    return replace(x, expr=x.expr.transform(change))
+
+
+def _is_of_product(b: Builder, x: Value) -> bool:
+    """Return whether a value is made of a product, element by element. Its columns then get labels of their own in each part, so that a gradient need not look for their places."""
+    made, todo, seen = {d.name: d.expr for d in b.definitions}, [x.expr], set[str]()
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ex.Dot):
+            return True
+        if isinstance(node, ex.Access):
+            todo += [made[node.tensor]] if node.tensor in made and node.tensor not in seen else []
+            seen.add(node.tensor)
+        elif not isinstance(node, (ex.Reduce, ex.Scan)):
+            todo += node.children()
+    return False
 
 
 @op("unbind", group=VIEWED, view=True)
