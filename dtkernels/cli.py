@@ -16,6 +16,7 @@ from .codegen.ir.nest import Kernel
 from .codegen.pipeline import without
 from .codegen.target import TARGETS, target
 from .lang.errors import DTError
+from .lang.schedule import Merge
 from .runtime.path_counters import interpreting
 
 _SHOW = """Print an op or a program at one stage. algorithm: what is computed; algebra: the algorithm after each rule that
@@ -191,7 +192,10 @@ def _chosen(subject: show.Subject) -> list[str]:
 def _launched(subject: show.Subject, k: Kernel, made: dict) -> list[str]:
     """Describe the launch and the resources of one kernel. ``made``: compiled kernels by name."""
     gpu = subject.target
-    blocks = {g.label: g.parts or -(-subject.sizes[g.label] // g.block) for g in k.grid}
+    sizes = {**subject.sizes}
+    for p in (p for p in subject.program.schedule.primitives if isinstance(p, Merge)):
+        sizes[p.label] = math.prod(sizes[x] for x in p.parts)
+    blocks = {g.label: g.parts or -(-sizes[g.label] // g.block) for g in k.grid}
     count = math.prod(blocks.values())
     cut = " x ".join(f"{n} along {label}" for label, n in blocks.items()) or "one"
     lines = [f"kernel {k.name}: reads {', '.join(k.reads)}; writes {', '.join(k.writes)}"]

@@ -19,6 +19,7 @@ from functools import lru_cache
 from ..lang import expr as ex
 from ..lang.errors import DTError
 from ..lang.schedule import Accumulation, Program, host
+from ..lang.schedule_checks import check_merged
 from .analysis.dependent_launch import links
 from .ir.nest import Kernel
 from .lower.launch_parameters import with_launch_parameters
@@ -164,6 +165,7 @@ def check_unused_statements(program: Program) -> None:
 
     For schedules that a user wrote. What the default schedule and the tuner make may be without effect at some sizes.
     """
+    check_merged(program.schedule)
     made = prelower(program)
     for root in kernel_roots(made):
         check_unused_in_kernel(made, KernelOptions(made, root))

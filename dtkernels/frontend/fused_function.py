@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import keyword
 import threading
 import traceback
 from collections.abc import Callable
@@ -172,6 +173,8 @@ class Fused:
 
     def __init__(self, function: Callable, fallback: bool, name: str | None = None):
         self.function, self.fallback = function, fallback
+        if name is not None and not (isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)):
+            raise ValueError(f"fuse: name is {name!r}; allowed: a Python name")
         given = name or getattr(function, "__name__", "") or "fused"
         self.name = given if given.isidentifier() else "fused"
         self.programs: dict[tuple, list[Compiled | UnsupportedOperation]] = {}

@@ -72,6 +72,15 @@ def check_effects(schedule: Schedule) -> None:
                                   allowed=", ".join(blocks) or f"{p.func}.block({label}:...)", at=p.pos)  # fmt: skip
 
 
+def check_merged(schedule: Schedule) -> None:
+    """Raise DTError for a tile or block along a label that ``merge`` made a part of another. For schedules that users write."""
+    for p in (p for p in schedule.primitives if p.name in ("block", "tensorize")):
+        merged = {x: label for label, parts in schedule.merged(p.func).items() for x in parts}
+        if part := next((a.label for a in p.args if isinstance(a, Sized) and a.label in merged), None):
+            raise DTError(f"{p.name} names a label that {p.func} has a loop or blocks along", found=f"{part}, which is a part of {merged[part]}",
+                          allowed=merged[part], at=p.pos)  # fmt: skip
+
+
 def _check_form(p: Primitive) -> None:
     form = PRIMITIVES[p.name]
     if not p.fits(p.args):

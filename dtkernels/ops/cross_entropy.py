@@ -2,8 +2,7 @@ import torch
 
 from ..runtime.path_counters import checking
 from .op_decorator import compiling, only_tensors, op
-from .option_checks import check_integer, check_range
-from .reductions import check_reduction, counted
+from .reductions import check_loss, counted
 
 
 @op(A="logits (..., V)", t="target (...)", smoothing="label_smoothing", ignored="ignore_index")
@@ -23,9 +22,7 @@ def cross_entropy(
     tensor(1.3863)
     """
     only_tensors("cross_entropy", logits=logits, target=target)
-    check_reduction("cross_entropy", reduction)
-    check_range("cross_entropy", "label_smoothing", label_smoothing, 0, 1)
-    check_integer("cross_entropy", "ignore_index", ignore_index)
+    check_loss("cross_entropy", reduction, label_smoothing, ignore_index)
     if logits.shape[:-1] != target.shape:
         raise ValueError(
             f"cross_entropy: target has a class for each row of logits; got shapes {tuple(logits.shape)}, {tuple(target.shape)}"

@@ -14,6 +14,14 @@ def check_reduction(op: str, reduction: str) -> None:
         raise ValueError(f"{op}: reduction is {reduction!r}; allowed: {', '.join(REDUCTIONS)}")
 
 
+def check_loss(op: str, reduction: str, label_smoothing: float, ignore_index: int, z_loss: float = 0.0) -> None:
+    """Raise, one line, for an option of a cross entropy that is out of range."""
+    check_reduction(op, reduction)
+    check_range(op, "label_smoothing", label_smoothing, 0, 1)
+    check_range(op, "z_loss", z_loss, 0, float("inf"))
+    check_integer(op, "ignore_index", ignore_index)
+
+
 def reduced(rows: torch.Tensor, reduction: str, target: torch.Tensor | None = None, ignore_index: int = -100) -> torch.Tensor:
     """Return the losses, their sum, or their mean over the rows whose ``target`` is not ignored."""
     if reduction == "mean" and target is not None:

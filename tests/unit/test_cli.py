@@ -425,3 +425,8 @@ def test_the_interpreter_is_on_where_triton_takes_it_to_be(value, on, monkeypatc
     monkeypatch.setenv("TRITON_INTERPRET", value)
     assert interpreting() == triton.knobs.runtime.interpret == on
     assert any(line.startswith("WARN TRITON_INTERPRET: set") for line in doctor.report()) == on
+
+
+def test_explain_counts_the_blocks_of_several_labels_as_one(capsys, tmp_path):
+    (tmp_path / "y.dt").write_text("Func y; In A; Var i, j; y[i, j] = 2 * A[i, j]; y.merge(p, i, j); y.block(p:1024); y.tensorize(p:1024);")
+    assert "7 programs (7 along p)" in run(capsys, "explain", tmp_path / "y.dt", "--shape", "100,70")

@@ -65,7 +65,7 @@ def _check_divisors(algorithm: Algorithm) -> None:
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
     inside = {id(n) for a in nodes if isinstance(a, ex.Access) for i in a.index for n in i.walk()}
     for n in nodes:
-        if isinstance(n, ex.Binary) and n.right == ex.Const(0) and (n.op == "%" or n.op == "/" and id(n) in inside):
+        if isinstance(n, ex.Binary) and n.right == ex.Const(0) and (n.op in ("%", "//") or n.op == "/" and id(n) in inside):
             raise DTError("an integer is divided by 0", found=str(n), allowed="a divisor that is not 0", at=n.pos)
 
 

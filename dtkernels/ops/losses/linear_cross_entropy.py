@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..op_decorator import as_rows, op
-from ..option_checks import check_integer, check_range
-from ..reductions import check_reduction, counted, reduced
+from ..reductions import check_loss, counted, reduced
 from .last_layer import check_targets, last_layer
 from .linear_logsumexp import linear_logsumexp
 from .summed_rows import sum_of_rows
@@ -63,10 +62,7 @@ def linear_cross_entropy(
     if shard is not None:
         hidden, weight, target, bias, lora = shard.hidden, shard.weight, shard.target, shard.bias, shard.lora
     given = last_layer(name, hidden, weight, target, bias, softcap, lora)
-    check_reduction(name, reduction)
-    check_range(name, "label_smoothing", label_smoothing, 0, 1)
-    check_range(name, "z_loss", z_loss, 0, float("inf"))
-    check_integer(name, "ignore_index", ignore_index)
+    check_loss(name, reduction, label_smoothing, ignore_index, z_loss)
     target = _shifted(target, ignore_index) if shift else target
     check_targets(name, target, all_classes(shard, weight), ignore_index)
     if shard is not None:

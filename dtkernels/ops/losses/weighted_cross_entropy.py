@@ -1,8 +1,8 @@
 import torch
 
 from ..op_decorator import only_tensors, op
-from ..option_checks import check_floating, check_integer, check_range
-from ..reductions import check_reduction, counted
+from ..option_checks import check_floating, check_range
+from ..reductions import check_loss, counted
 from .last_layer import check_targets
 
 
@@ -37,10 +37,7 @@ def weighted_cross_entropy(
     """
     name = "weighted_cross_entropy"
     only_tensors(name, logits=logits, target=target, **({} if weight is None else {"weight": weight}))
-    check_reduction(name, reduction)
-    check_range(name, "label_smoothing", label_smoothing, 0, 1)
-    check_range(name, "z_loss", z_loss, 0, float("inf"))
-    check_integer(name, "ignore_index", ignore_index)
+    check_loss(name, reduction, label_smoothing, ignore_index, z_loss)
     if logits.shape[:-1] != target.shape or logits.dim() < 1:
         raise ValueError(f"{name}: target has a class for each row of logits; got shapes {tuple(logits.shape)}, {tuple(target.shape)}")
     if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype == torch.bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -66,7 +66,7 @@ class CompiledProgram:
     def _run(self, name: str, /, *args, **kwargs):
         if name in self.program.without_wrapper():
             raise DTError(f"{name} is compiled to a kernel alone", found="a call", allowed=f"module.{name}_kernel, launched by you, or {name}.compile()")
-        from ..torch_support.tensor_checks import in_memory
+        from ..torch_support.tensor_checks import check_written, in_memory
         from ..torch_support.unsupported_autograd import without_backward
 
         self._fit = self._fit or ArgumentCheck(self.prepared)
@@ -74,6 +74,8 @@ class CompiledProgram:
         self._warn_of_order(name)
         self._fit.written(name, args, kwargs)
         self._fit.check(args, kwargs)
+        if written := self.program.algorithm.written.values():
+            check_written(name, (n for n in written if n in self._fit.tensors(args, kwargs)), self._fit.tensors(args, kwargs))
         run = getattr(self._module_for(args, kwargs), name, None)
         if run is None:
             root, together = self._fit.hosts[name], self._fit.together(name)
@@ -145,6 +147,8 @@ class CompiledProgram:
             kind = "a tensor" if n in a.inputs else "a number or a one-element tensor"
             if not isinstance(value, torch.Tensor) and (n in a.inputs or not hasattr(value, "__float__")):
                 raise TypeError(f"{name}: {n} is {type_name(value)}; allowed: {kind}")
+            if isinstance(value, int) and abs(value) >= 2**1024:
+                raise ValueError(f"{name}: {n} is an integer of {value.bit_length()} bits; allowed: numbers that a float holds")
             if n in whole:
                 check_integers(name, n, value)
             if not isinstance(value, torch.Tensor):
@@ -288,6 +292,8 @@ def compile(
         double(A=torch.ones(5000, device="cuda"))
     """
     check_text(source)
+    if params is not None and not isinstance(params, Mapping):
+        raise TypeError(f"params is {type(params).__name__}; allowed: a dict of names and numbers, or None")
     program = parse(source, name)
     check_given(program)
     try:

@@ -303,6 +303,8 @@ class Operator:
             if value.device.type != "cpu":
                 raise ValueError(f"{self.name}: {public} is on {value.device}, the inputs are on {device}; allowed: one device, or a CPU's number")
             return value.to(device)
+        if isinstance(value, int) and abs(value) >= 2**1024:
+            raise ValueError(f"{self.name}: {public} is an integer of {value.bit_length()} bits; allowed: numbers that a float holds")
         # symbolic numbers: Inductor fills them in, and may return a whole float as an integer
         if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
             return value

@@ -19,6 +19,8 @@ def check_written(op: str, written: Iterable[str], tensors: Mapping[str, torch.T
     names = tuple(written)
     for name in names:
         t = tensors[name]
+        if t.requires_grad and t.is_leaf and torch.is_grad_enabled():
+            raise ValueError(f"{op}: {name} is written and is a leaf that requires a gradient; allowed: {name}.detach(), or torch.no_grad()")
         if t.is_neg() or any(stride == 0 and size > 1 for stride, size in zip(t.stride(), t.shape)):
             raise ValueError(f"{op}: {name} is written and is an expanded or negated view; allowed: a tensor with memory of its own")
         begin, end = _range(t)

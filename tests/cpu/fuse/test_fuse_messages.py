@@ -109,3 +109,9 @@ def test_a_closed_over_parameter_gives_results_that_need_a_gradient():
     assert [t.requires_grad for t in fused(x)] == [True, False]
     frozen = copy.deepcopy(layer).requires_grad_(False)
     assert not dtkernels.fuse(frozen)(x).requires_grad
+
+
+@pytest.mark.parametrize("name", [3, "a b", "class", ""])
+def test_a_name_that_python_does_not_take(name):
+    with pytest.raises(ValueError, match="^fuse: name is .*; allowed: a Python name$"):
+        dtkernels.fuse(lambda x: x * 2, name=name)

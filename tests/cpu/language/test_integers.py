@@ -201,3 +201,27 @@ def test_an_op_of_integers_alone_runs_kernels(name, dtype, tmp_path):
     got = dtkernels.register(path)(X=X, **({"Y": X} if "Y[" in body else {}))
     torch.testing.assert_close(got.double(), truth(X.long()).double(), rtol=1e-6 if name != "casts" else 2**-11, atol=0)
     assert dtkernels.paths()[op]["interpreter"] == 1
+
+
+def test_an_integer_read_outside_its_extent_is_an_integer():
+    text = "Func i, f; In A, W; Var x; i[x] = cast(floor(A[x]), int64); f[x] = W[i[x - 1] {more}] + 0 * A[x]; i.fuse_at(f, x);"
+    a, w = torch.tensor([1.5, 3.2, 0.1, 5.9]), torch.arange(6.0)
+    before = torch.tensor([0, 1, 3, 0])  # outside it reads 0
+    for more, place in (("", before), ("& 1", before & 1), (">> 1", before >> 1)):
+        assert torch.equal(dtkernels.compile(text.format(more=more))(a, w), w[place])
+
+
+@pytest.mark.parametrize("text", ["f[x] = A[x] + (x + c) // 0;", "f[x] = A[x] + 1 // c;", "f[x] = A[x] + x % c;", "f[x] = A[x / c] + A[x];"])
+def test_an_integer_is_not_divided_by_zero(text):
+    with pytest.raises(dtkernels.DTError, match="an integer is divided by 0"):
+        dtkernels.compile(f"Func f; In A; Param c = 0; Var x; {text}")
+
+
+def test_integers_that_no_float_holds():
+    program = dtkernels.compile("Func f; In A; SIn s; Var x; f[x] = s * A[x];")
+    with pytest.raises(ValueError, match="^f: s is an integer of 1329 bits; allowed: numbers that a float holds$"):
+        program(A=torch.ones(3), s=10**400)
+    with pytest.raises(ValueError, match="^dyt: alpha is an integer of 1329 bits; allowed: numbers that a float holds$"):
+        dtkernels.ops.dyt(torch.ones(2, 3), 10**400, torch.ones(3), torch.ones(3))
+    with pytest.raises(TypeError, match="^params is list; allowed: a dict of names and numbers, or None$"):
+        dtkernels.compile("Func f; In A; Var x; f[x] = A[x];", params=[1])

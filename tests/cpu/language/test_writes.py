@@ -1,6 +1,7 @@
 """Programs that store values in elements of an input that data picks, ``f[x, y] = write(e, K[t[x], y]);``, against torch's index_put."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -206,3 +207,19 @@ def test_rows_past_the_end_of_a_block_write_nothing(schedule):
 def test_an_input_that_is_written_is_not_copied():
     with pytest.raises(dtkernels.DTError, match="stage copies an input that is read alone: found K, which is written; allowed: A"):
         dtkernels.compile("Func f; In A, K, t; Var x, y; f[x, y] = write(2 * A[x, y], K[t[x], y]); f.stage(K:y);")
+
+
+def test_what_no_program_may_write_is_refused():
+    program = dtkernels.compile("Func f; In A, K, t; Var x; f[x] = write(A[x], K[t[x]]);")
+    a, places = torch.arange(5.0), torch.tensor([1, 2, 3, 4, 0])
+    for memory, message in (
+        (a, "f: K is written and shares memory with A, which is read; allowed: A.clone()"),
+        (torch.zeros(1).expand(5), "f: K is written and is an expanded or negated view; allowed: a tensor with memory of its own"),
+        (torch.zeros(5, requires_grad=True), "f: K is written and is a leaf that requires a gradient; allowed: K.detach(), or torch.no_grad()"),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            program(A=a, K=memory, t=places)
+    leaf = torch.zeros(5, requires_grad=True)
+    with torch.no_grad():
+        program(A=a, K=leaf, t=places)
+    assert torch.equal(leaf.detach()[places], a)

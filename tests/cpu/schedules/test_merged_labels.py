@@ -152,6 +152,7 @@ REFUSED = {
     "f.merge(p, y);": "arguments of merge",
     "f.merge(p, y, y);": "merge names a label once: found 'y' twice",
     "f.merge(p, y, x); f.merge(q, b, y);": "merge names a label once",
+    "f.merge(p, y, x);": "block names a label that f has a loop or blocks along: found y, which is a part of p; allowed: p",
     "f.stage(A:x);": "the rows of a copy of A lie along a label that indexes it by itself: found x",
     "f.stage(A:u);": "stage names a label of f: found 'u'",
 }
