@@ -238,7 +238,7 @@ def write(builder: Builder, results: Sequence[Any], names: Sequence[str], inputs
         writer.funcs[d.name] = writer.fresh(d.hint)
     written = _definitions(writer, definitions)
     if not any(i.axes for i in known):
-        raise UnsupportedOperation("a function of numbers and one-element tensors alone", allowed="a tensor of two elements or more")
+        raise UnsupportedOperation("a function of numbers and one-element tensors alone", allowed="one that reads a tensor of two elements or more: x[0] is a tensor of one")
     return _declared(writer, known, written, made, {f: writer.funcs[f] for f in funcs})
 
 

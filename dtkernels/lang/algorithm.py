@@ -201,8 +201,8 @@ class Algorithm:
         return TORCH_NAMES[e.dtype] if isinstance(e, Cast) else self.integer_funcs.get(func, "")
 
     def integer_scalars(self) -> frozenset[str]:
-        """Return the scalars used in an index, and those that one was made of before a schedule changed the program."""
-        operated = (n for d in self.definitions for n in d.expr.walk() if _takes_integers(n))
+        """Return the scalars used in an index or in arithmetic of integers alone, and those that one was made of before a schedule changed the program."""
+        operated = (n for d in self.definitions for n in d.expr.walk() if _takes_integers(n) or isinstance(n, Binary) and n.op == "%")
         inside = frozenset(n.name for operator in operated for n in _leaves(operator) if isinstance(n, Scalar))
         inside |= self.whole_inputs & frozenset(self.scalars)
         return inside | frozenset(n.name for a in self._accesses() for i in a.index for n in i.walk() if isinstance(n, Scalar))

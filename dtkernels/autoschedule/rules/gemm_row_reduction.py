@@ -44,12 +44,10 @@ def recomputes_product_rows(shape: SchedulingProblem, func: str, root: str, made
 
 
 def feeds_row_reduction(shape: SchedulingProblem, func: str) -> bool:
-    """Return whether rows of ``func``, a product or made of one element by element, are reduced by a Func that is no product."""
-    if not shape.dots(func) and reduction_labels(shape.algorithm, func):
-        return False
+    """Return whether rows of ``func``, a product or another sum or made of one element by element, are reduced by a Func that is no product."""
     users = [d.name for d in shape.algorithm.definitions if any(a.tensor == func for a in ex.accesses(d.expr))]
     over = {x for u in users if not shape.dots(u) for x in reduction_labels(shape.algorithm, u)}
-    made = [f for f in shape.algorithm.needed_by((func,)) if shape.dots(f) and shape.algorithm[f].labels == shape.algorithm[func].labels]
+    made = [f for f in shape.algorithm.needed_by((func,)) if reduction_labels(shape.algorithm, f) and shape.algorithm[f].labels == shape.algorithm[func].labels]
     return bool(made) and bool(over & {*shape.algorithm[func].labels})
 
 

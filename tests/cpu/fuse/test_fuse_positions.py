@@ -78,3 +78,11 @@ def test_terms_of_such_a_gradient_are_added_where_the_position_says(index, monke
     known = backward.indices | backward.integer_tensors() | backward.integer_scalars()
     (terms,) = picked_term_names(backward).values()
     assert all(">>" in str(data) and _is_integer(data, known) for _, data in terms.places)
+
+
+def test_remainders_of_sizes_are_positions():
+    """Hashed embeddings and ring buffers."""
+    fused = dtkernels.fuse(lambda w, i: (w[(i * 31 + 7) % w.shape[0]], w[:, i % w.shape[1]]))
+    for rows in (7, 5):
+        w, i = torch.randn(rows, 4), torch.arange(9)
+        assert all(torch.equal(a, b) for a, b in zip(fused(w, i), (w[(i * 31 + 7) % rows], w[:, i % 4])))

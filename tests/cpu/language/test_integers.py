@@ -225,3 +225,11 @@ def test_integers_that_no_float_holds():
         dtkernels.ops.dyt(torch.ones(2, 3), 10**400, torch.ones(3), torch.ones(3))
     with pytest.raises(TypeError, match="^params is list; allowed: a dict of names and numbers, or None$"):
         dtkernels.compile("Func f; In A; Var x; f[x] = A[x];", params=[1])
+
+
+def test_remainders_of_a_scalar():
+    program = dtkernels.compile("Func f; In A; SIn s; Var x; f[x] = A[x] + (x - 3) % s;")
+    for number in (3, torch.tensor(3)):
+        assert torch.equal(program(torch.zeros(5), number), torch.tensor([0.0, 1.0, 2.0, 0.0, 1.0]))
+    with pytest.raises(TypeError, match="^f: s is 2.5; allowed: an integer"):
+        program(torch.zeros(5), 2.5)

@@ -95,3 +95,11 @@ def test_windows_beside_a_product_are_held_as_they_are():
     algorithm = parse(POOLED + "y.block(b:64, p:64); y.tensorize(b:64, p:64, r:1, k:64); f.block(b:1); f.tensorize(p:0, r:0); most.fuse_at(f, p);")
     source = emit(algorithm, "call", H100)
     assert "TILE_r=max(1, triton.next_power_of_2(size_r))" in source and "TILE_r=whole" not in source
+
+
+def test_rows_of_sums_that_are_reduced_are_stored_for_one_kernel():
+    """A softmax over squared distances: maxima, sums and the result were three kernels that each read the distances."""
+    text = """Func d, t, f; In X, C; SIn b; Var x, j; RVar k; d[x, j] = rsum((X[x, k] - C[j, k]) * (X[x, k] - C[j, k]), k);
+    t[x] = rsum(exp(-d[x, j] * b), j); f[x, j] = exp(-d[x, j] * b) / t[x];"""
+    program = scheduled(parse(text).algorithm, ("f",), x=4096, j=4096, k=64)
+    assert {*program.schedule.fused()} == {"t_shift", "t"}
