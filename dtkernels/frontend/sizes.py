@@ -39,10 +39,12 @@ class Sizes:
         return a == b or self.true(sympy.Eq(a, b))
 
     def divides(self, a: Any, b: Any) -> bool:
-        """Tell whether ``b`` is a multiple of ``a``."""
+        """Tell whether ``b`` is a multiple of ``a``; of 0 nothing is."""
         from torch.utils._sympy.functions import Mod
 
         a, b = self.of(a), self.of(b)
+        if not self.env.bound_sympy(a).lower > 0 and self.true(sympy.Eq(a, 0)):
+            return False
         return a == 1 or a == b or sympy.cancel(b / a).is_integer is True or self.true(sympy.Eq(Mod(b, a), 0))
 
     def quotient(self, b: Any, a: Any) -> Any:

@@ -70,6 +70,24 @@ def test_parts_of_lengths_that_do_not_divide_each_other():
         _check(dtkernels.fuse(parts), parts, (2, TOKENS, size), (size, size))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: (y[:, :0], y[:, :4] * 2, y[:, 4:8] * 2, y[:, -4:] * 2, y[:, ::2] * 2, y[2:4, 3:9] * 2),
+        lambda y: (y[1:] - y[:-1], y.chunk(2, 0)[1] * y[: y.shape[0] // 2]),
+        lambda y: tuple(t * 2 for sizes in ([0, 4, y.shape[1] - 4], [y.shape[1], 0]) for t in y.split(sizes, 1)),
+        lambda y: tuple(t * 2 for count in (2, 3, 5) for t in (*y.chunk(count, 1), *y.tensor_split(count, 1))),
+        lambda y: (torch.cat([-y.chunk(2, 1)[1], y.chunk(2, 1)[0]], 1) + y, torch.relu(y).chunk(2, 1)[0].softmax(1)),
+    ],
+)
+def test_slices_of_a_product(function):
+    fused = dtkernels.fuse(lambda x, w: function(x @ w))
+    for columns in (12, 14):
+        x, w = _random(6, 8), _random(8, columns)
+        for got, want in zip(fused(x, w), function(x @ w), strict=True):
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
 def test_a_split_index_that_data_shifts_is_no_part():
     """16 i + j of a dimension of (H, 16) may pass the end of a head: the place is that of the whole dimension."""
 
