@@ -504,9 +504,8 @@ class Fusion:
             return True
         if self._feeds_products(func) and (self._is_unaligned(func) if self.recomputing is None else self.recomputing):
             return True
-        most = max(map(self.shape.elements, self.algorithm.inputs))
         long = max((self._elements(dot.labels) for dot in self.shape.dots(func)), default=0) >= STORED
-        return self._elements(self.algorithm[func].labels) > (8 if long else 2) * most
+        return self._elements(self.algorithm[func].labels) > (8 if long else 2) * self.shape.largest_input
 
     def _feeds_products(self, func: str) -> bool:
         """Return whether several products are made from elements of ``func``, itself a product of short sums, and none reads it as it is."""

@@ -111,10 +111,19 @@ class SchedulingProblem:
 
     def tells_bounds(self, func: str) -> bool:
         """Return whether ``func`` tells between which elements of a label that it reduces others reduce: each block, and each step, would look at all of them."""
-        over = set(reduction_labels(self.algorithm, func))
+        return any((func, label) in self._compared for label in reduction_labels(self.algorithm, func))
+
+    @cached_property
+    def _compared(self) -> frozenset[tuple[str, str]]:
+        """The tensors and Funcs with whose elements labels are compared, each with such a label."""
         tests = (n for d in self.algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS)
         sides = (pair for t in tests for pair in ((t.left, t.right), (t.right, t.left)))
-        return any(isinstance(a, ex.Access) and a.tensor == func and isinstance(b, ex.Label) and b.name in over for a, b in sides)
+        return frozenset((a.tensor, b.name) for a, b in sides if isinstance(a, ex.Access) and isinstance(b, ex.Label))
+
+    @cached_property
+    def largest_input(self) -> int:
+        """The elements of the largest input."""
+        return max(map(self.elements, self.algorithm.inputs))
 
     def holds_chain(self, func: str, root: str) -> bool:
         """Return whether a product feeds another through an intermediate narrow enough to hold whole."""

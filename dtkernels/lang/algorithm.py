@@ -272,6 +272,16 @@ class Algorithm:
 
     def plain_labels(self, tensor: str) -> tuple[str | None, ...]:
         """Return, for each dimension of an input, the label with its extent; None where it is indexed by arithmetic only."""
+        if tensor not in self._plain:
+            self._plain[tensor] = self._plain_labels(tensor)
+        return self._plain[tensor]
+
+    @cached_property
+    def _plain(self) -> dict[str, tuple[str | None, ...]]:
+        """What ``plain_labels`` has found."""
+        return {}
+
+    def _plain_labels(self, tensor: str) -> tuple[str | None, ...]:
         found: list[str | None] = []
         for access in (a for d in self.definitions for a in accesses(d.expr) if a.tensor == tensor):
             labels = [i.name if isinstance(i, Label) else None for i in access.index]
