@@ -105,32 +105,34 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def all_problems(args: argparse.Namespace) -> list[TuningProblem]:
     """Return what to tune. Exits with one line if the shapes are refused."""
-    names, found = op_names(args.ops), []
+    names, found, left_out = op_names(args.ops), [], list[str]()
     try:
         given = given_shapes(args.shapes, names) if args.shapes else None
         for name in names:
             spec = operator_of(name).spec
             shapes = read_shapes(given.get(spec.op), f"{args.shapes}: {spec.op}", spec.dtypes) if given is not None else spec.shapes
-            of_op = _problems(name, shapes, args)
+            of_op = _problems(name, shapes, args, left_out)
             if args.sizes:
                 of_op = [w for w in of_op if not w.held_out]
                 of_op = [of_op[i * len(of_op) // args.sizes] for i in range(min(args.sizes, len(of_op)))] if len(of_op) > args.sizes else of_op
             found += [((i + 0.5) / len(of_op), work) for i, work in enumerate(of_op)]
     except DTError as error:
         raise SystemExit(f"tune: {error}") from None
+    if left_out:
+        print(f"tune: {', '.join(left_out)}: their specs give no length of what they index; they keep their default schedules", file=sys.stderr)
     if not found:
         raise SystemExit(f"tune: no shapes for {', '.join(names)}; give --shapes, or shapes in the spec")
     return [work for _, work in sorted(found, key=lambda f: f[0])]  # interleave ops: a short budget serves all of them
 
 
-def _problems(name: str, shapes: Iterable[Shapes], args: argparse.Namespace) -> list[TuningProblem]:
-    """Return what to tune of one op: nothing, and one line, where its shapes are refused and it was not asked for by name."""
+def _problems(name: str, shapes: Iterable[Shapes], args: argparse.Namespace, left_out: list[str]) -> list[TuningProblem]:
+    """Return what to tune of one op: nothing, and its name in ``left_out``, where its shapes are refused and it was not asked for by name."""
     try:
         return problems_of(name, shapes, args.dtypes)
-    except SystemExit as refused:
+    except SystemExit:
         if args.ops != "all" or args.shapes:
             raise
-        print(f"{refused}; {name} is left out", file=sys.stderr)
+        left_out.append(name)
         return []
 
 
