@@ -136,7 +136,7 @@ def _check_remainders(algorithm: Algorithm, definition: Definition) -> None:
             raise DTError(
                 "% is of whole numbers",
                 found=str(node),
-                allowed="labels, integers, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
+                allowed="labels, integers, SIn, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
                 at=node.pos,
             )
 

@@ -85,8 +85,8 @@ SHAPES = {
     ONE + "f[x] = A[x] + A[1.5 * x];": "t.dt:2:17: " + INDEX.format("1.5"),
     "Func g, f; In A; Var x;\ng[x] = 2 * A[x];\nf[x] = A[x] + A[g[x]];": "t.dt:3:17: " + INDEX.format("g[x]"),
     ONE + "f[x] = A[x] + A[A[1.5]];": "t.dt:2:19: " + INDEX.format("1.5"),
-    ONE + "f[x] = A[x] % 2;": "t.dt:2:13: % is of whole numbers: found A[x] % 2; allowed: labels, integers, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
-    ONE + "f[x] = A[x] + (x / 2) % 2;": "t.dt:2:23: % is of whole numbers: found x / 2 % 2; allowed: labels, integers, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
+    ONE + "f[x] = A[x] % 2;": "t.dt:2:13: % is of whole numbers: found A[x] % 2; allowed: labels, integers, SIn, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
+    ONE + "f[x] = A[x] + (x / 2) % 2;": "t.dt:2:23: % is of whole numbers: found x / 2 % 2; allowed: labels, integers, SIn, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
     TWO + "f[x, y] = A[x, y] + reshape(A[x, 0], 1, y);": "t.dt:2:21: reshape names the labels of its value, and 1: found reshape(A[x, 0], 1, y); allowed: reshape(A[x, 0], x, 1)",
     ONE + "f[x] = reshape(A[x], x, 7);": "t.dt:2:8: reshape names the labels of its value, and 1: found reshape(A[x], x, 7); allowed: reshape(A[x], x, 1)",
     ONE + "f[x] = A[x] + A[floor(x)];": "t.dt:2:17: " + INDEX.format("floor(x)"),
@@ -216,7 +216,7 @@ HINTS = {
     "where(A[x] => 0, 1, 2)": ">=", "where(A[x] =< 0, 1, 2)": "<=", "where(A[x] <> 0, 1, 2)": "!=", "where(x is 0, 1, 2)": "==",
     "A(x)": "A[...]", "A[x][x]": "all indices in one pair of brackets: A[x, y]", "where(True, 1, A[x])": "true", "Relu(A[x])": "maximum(a, 0)",
     "torch.exp(A[x])": "no methods or modules: exp(e) of a value, A[y, x] for a transpose, len(x) for a size", "rsum(A[x], dim=1)": "labels by name: rsum(e, k)",
-    "A[x] % 2": "labels, integers, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
+    "A[x] % 2": "labels, integers, SIn, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
 }  # fmt: skip
 #: the same for statements
 STATEMENT_HINTS = {
