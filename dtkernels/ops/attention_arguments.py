@@ -103,10 +103,10 @@ def check_kinds(args: AttentionArgs, op: str = "attention") -> None:
         raise TypeError(f"{op}: bias is {args.bias.dtype}; allowed: floating point; mask is what hides keys")
     if not isinstance(causal, (bool, int, torch.Tensor, torch.SymBool)) and type(causal).__name__ not in ("bool", "bool_"):  # NumPy's bool
         raise TypeError(f"{op}: causal is {causal!r}; allowed: True or False")
-    if not isinstance(offset, (int, torch.Tensor, torch.SymInt)) or isinstance(offset, torch.Tensor) and offset.is_floating_point():
-        raise TypeError(f"{op}: offset is {offset!r}; allowed: an integer or a one-element tensor of integers")
+    if not isinstance(offset, (int, torch.Tensor, torch.SymInt)):
+        raise TypeError(f"{op}: offset is {offset!r}; allowed: an integer or a one-element tensor")
     if isinstance(offset, torch.Tensor) and offset.numel() != 1:
-        raise ValueError(f"{op}: offset is a tensor of shape {tuple(offset.shape)}; allowed: an integer or a one-element tensor of integers")
+        raise ValueError(f"{op}: offset is a tensor of shape {tuple(offset.shape)}; allowed: an integer or a one-element tensor")
     if isinstance(causal, torch.Tensor) and causal.numel() != 1:
         raise TypeError(f"{op}: causal is a tensor of shape {tuple(causal.shape)}; allowed: True or False")
     if window is not None and not (
