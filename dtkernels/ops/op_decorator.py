@@ -71,8 +71,7 @@ def only_tensors(name: str, **given: object) -> None:
     for argument, value in given.items():
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{name}: {argument} is {type_name(value)}; allowed: a tensor")
-        if value.is_nested or value.layout is not torch.strided:
-            refuse_layout(name, argument, value)
+        refuse_layout(name, argument, value)
 
 
 def as_rows(t: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-MOST = 10**18 - 1  #: the largest integer that a program takes
+from ..runtime.bind.operator import MOST_OF_A_PARAMETER as MOST
 
 
 def check_range(op: str, name: str, value: float, low: float, high: float, above: bool = False, below: bool = False) -> None:

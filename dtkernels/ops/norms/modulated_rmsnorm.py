@@ -23,11 +23,11 @@ def modulated_rmsnorm(
         shapes = ", ".join(str(tuple(t.shape)) for t in (x, weight, scale, *(() if shift is None else (shift,))))
         raise ValueError(f"{name}: x is (B, ..., C), weight (C,), scale and shift (C,), (B, C) or the shape of x; got shapes {shapes}")
     if scale.shape == x.shape:
-        rows = (-1, 1, x.shape[-1])
+        parts = as_rows(x)[:, None]
+    elif scale.dim() == 2:
+        parts = x.flatten(1, -2) if x.dim() > 2 else x[:, None]
     else:
-        rows = (x.shape[0] if scale.dim() == 2 else 1, -1, x.shape[-1])
+        parts = as_rows(x)[None]
     more = {} if shift is None else {"shifted": True, "z": as_rows(shift)}
-    first = x.shape[:-1].numel() if rows[0] < 0 else rows[0]
-    parts = x.reshape(rows) if x.numel() else x.reshape(first, 1 if rows[0] < 0 else x.shape[:-1].numel() // max(first, 1), x.shape[-1])
     found = modulated_rmsnorm.operator()(A=parts, w=weight, s=as_rows(scale), eps=eps, offset=offset, **more)
     return found.reshape(x.shape)

@@ -75,7 +75,8 @@ class CompiledProgram:
         self._fit.written(name, args, kwargs)
         self._fit.check(args, kwargs)
         if written := self.program.algorithm.written.values():
-            check_written(name, (n for n in written if n in self._fit.tensors(args, kwargs)), self._fit.tensors(args, kwargs))
+            tensors = self._fit.tensors(args, kwargs)
+            check_written(name, (n for n in written if n in tensors), tensors)
         run = getattr(self._module_for(args, kwargs), name, None)
         if run is None:
             root, together = self._fit.hosts[name], self._fit.together(name)
@@ -137,7 +138,7 @@ class CompiledProgram:
         import torch
 
         from ..signature.arguments import refuse_layout, type_name
-        from ..signature.signature import check_integers
+        from ..signature.signature import check_integers, check_magnitude
         from ..torch_support.dtypes import FLOAT8_NAMES
 
         a, whole = self.prepared.algorithm, self.program.algorithm.integer_scalars()
@@ -147,8 +148,7 @@ class CompiledProgram:
             kind = "a tensor" if n in a.inputs else "a number or a one-element tensor"
             if not isinstance(value, torch.Tensor) and (n in a.inputs or not hasattr(value, "__float__")):
                 raise TypeError(f"{name}: {n} is {type_name(value)}; allowed: {kind}")
-            if isinstance(value, int) and abs(value) >= 2**1024:
-                raise ValueError(f"{name}: {n} is an integer of {value.bit_length()} bits; allowed: numbers that a float holds")
+            check_magnitude(name, n, value)
             if n in whole:
                 check_integers(name, n, value)
             if not isinstance(value, torch.Tensor):

@@ -19,7 +19,7 @@ from ..select.schedule_selection import Call
 from ..signature.arguments import Interface, refuse_layout, type_name
 from ..signature.op_manifest import OpManifest, read_manifest
 from ..signature.shape_binding import BoundShapes, bind_shapes
-from ..signature.signature import check_integers
+from ..signature.signature import check_integers, check_magnitude
 from ..torch_support.dtypes import FLOAT8_NAMES, INTEGER_DTYPES, KERNEL_DTYPES
 from ..torch_support.unsupported_autograd import refuse_forward_mode
 from . import library_ops
@@ -303,8 +303,7 @@ class Operator:
             if value.device.type != "cpu":
                 raise ValueError(f"{self.name}: {public} is on {value.device}, the inputs are on {device}; allowed: one device, or a CPU's number")
             return value.to(device)
-        if isinstance(value, int) and abs(value) >= 2**1024:
-            raise ValueError(f"{self.name}: {public} is an integer of {value.bit_length()} bits; allowed: numbers that a float holds")
+        check_magnitude(self.name, public, value)
         # symbolic numbers: Inductor fills them in, and may return a whole float as an integer
         if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
             return value

@@ -135,6 +135,12 @@ def _agreeing(algorithm: Algorithm, sizes: dict[str, Source]) -> tuple[tuple[str
     return tuple((label, source) for label, source in found if sizes[label] != source)
 
 
+def check_magnitude(op: str, name: str, value: object) -> None:
+    """Raise ValueError, one line, for an integer that no float holds."""
+    if isinstance(value, int) and abs(value) >= 2**1024:
+        raise ValueError(f"{op}: {name} is an integer of {value.bit_length()} bits; allowed: numbers that a float holds")
+
+
 def check_integers(op: str, name: str, value: object) -> None:
     """Raise TypeError, one line, for a scalar that is used in an index and is not an integer."""
     if isinstance(value, torch.Tensor):
