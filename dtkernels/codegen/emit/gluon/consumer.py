@@ -28,6 +28,7 @@ from ...ir.nest import (
     Index,
     Let,
     Load,
+    Local,
     Position,
     Statement,
     Store,
@@ -36,7 +37,7 @@ from ...ir.nest import (
     statement_kind,
 )
 from ...ir.value_type import never_negative
-from ...transforms.warp_specialize.plan import LoopStep, Product, Ring, WarpSpecializedKernel
+from ...transforms.warp_specialize.plan import AddedProduct, LoopStep, Product, Ring, WarpSpecializedKernel
 from ..triton.memory import LINE
 
 if TYPE_CHECKING:
@@ -71,9 +72,12 @@ class Consumer:
         for s in p.before:
             self._statement(s, depth)
         for tile in p.resident:
-            k.line(depth, f"mbarrier.wait({tile.name}_full.index({self._resident_part(tile)}), done & 1)")
+            for part in self._resident_parts(tile):
+                k.line(depth, f"mbarrier.wait({tile.name}_full.index({part}), done & 1)")
         self.begin, self.end = k.bounds_of_all()
-        if p.last.direct:
+        if p.in_order:
+            self._in_order(depth)
+        elif p.last.direct:
             self._direct(depth)
         elif p.behind:
             self._chained(depth)
@@ -155,16 +159,18 @@ class Consumer:
 
     def _put(self, s: DescriptorStore, depth: int) -> None:
         """Store a tile through shared memory, after the last block's store has read it."""
+        value = self.k.expr.text(s.value, s.axes)
+        self._through(s, f"({value})" if " " in value else value, depth)
+
+    def _through(self, s: DescriptorStore, value: str, depth: int) -> None:
         k = self.k
-        desc, value = k.descriptor(s), k.expr.text(s.value, s.axes)
-        box = ", ".join(k.boxes[desc])
-        flat = ", ".join(k.length(a) for a in s.box if a)
-        value = f"({value})" if " " in value else value
+        desc = k.descriptor(s)
+        flat = ", ".join(n for n, a in zip(k.boxes[desc], s.box) if a)
         k.line(depth, "tma.store_wait(0)")
         place = f"{put_name(s)}_tiles.index({self._wg()})"
-        k.line(depth, f"{place}{'.reshape([' + flat + '])' if flat != box else ''}.store({value}.to({s.buffer}_ptr.dtype.element_ty))")
+        k.line(depth, f"{place}{'' if None not in s.box else '.reshape([' + flat + '])'}.store({value}.to({s.buffer}_ptr.dtype.element_ty))")
         k.line(depth, "hopper.fence_async_shared()")
-        k.line(depth, f"tma_store({desc}, {k.coordinates(s, self._wg_of_rows())}, {place})")
+        k.line(depth, f"{'tma_add' if s.onto else 'tma_store'}({desc}, {k.coordinates(s, self._wg_of_rows())}, {place})")
 
     # -- loaded tiles -----------------------------------------------------------------------------------------------
 
@@ -178,6 +184,10 @@ class Consumer:
     def _resident_part(self, tile: DescriptorLoadLet) -> str:
         """Return which of a resident tile's parts this consumer reads."""
         return self._wg() if self.k.shared(tile) else "0"
+
+    def _resident_parts(self, tile: DescriptorLoadLet) -> list[str]:
+        """Return all parts of a resident tile that this consumer reads."""
+        return [str(w) for w in range(self.p.consumers)] if self.k.shared(tile) and tile.name in self.p.crossing else [self._resident_part(tile)]
 
     def _view(self, name: str, wanted: tuple[Axis, ...], slot: str) -> str:
         """Return a loaded tile as a matrix with dimensions ``wanted``."""
@@ -292,7 +302,8 @@ class Consumer:
     def _release_resident_tiles(self, depth: int) -> None:
         """Release the tiles that were loaded for the whole block."""
         for tile in self.p.resident:
-            self.k.line(depth, f"mbarrier.arrive({tile.name}_free.index({self._resident_part(tile)}), count=1)")
+            for part in self._resident_parts(tile):
+                self.k.line(depth, f"mbarrier.arrive({tile.name}_free.index({part}), count=1)")
 
     def _any_work(self, depth: int) -> None:
         """Emit the work of all loops inside one loop; a counter selects. Values that one loop passes on to the next would cost moves."""
@@ -362,3 +373,92 @@ class Consumer:
         if p.turns:
             k.line(depth, f"it += {self._steps('1').removeprefix('1 * ')}  # those of the other's block")
         self._release_resident_tiles(depth)
+
+    # -- loops in order ---------------------------------------------------------------------------------------------
+
+    def _in_order(self, depth: int) -> None:
+        """Emit each loop by itself: a product is issued when its operands are there and awaited where it is read; what is added comes last."""
+        k = self.k
+        inner = k.outer_loop(depth)
+        for step, (begin, end) in zip(self.p.steps, k.loop_bounds()):
+            k.line(inner, f"for {k.counter()} in range({begin}, {end}, {k.advance(step.loop)}):")
+            k.line(inner + 1, "slot = it % STAGES")
+            self._step_in_order(step, inner + 1)
+            k.line(inner + 1, "it += 1")
+        self._release_resident_tiles(depth)
+
+    def _step_in_order(self, step: LoopStep, depth: int) -> None:
+        k = self.k
+        k.joined_indices(step.loop, depth)
+        for s in step.loop.body:
+            if isinstance(s, Index):
+                self._index(s.axis, s.start, depth)
+        loads = [s for s in step.work if isinstance(s, Let) and isinstance(s.value, Load)]
+        for s in loads:  # they arrive while the first products run
+            self._statement(s, depth)
+        self._fresh("slot", "it", depth)
+        flying = [q.name for q in step.fresh]
+        rest = [s for s in step.work if s not in loads]
+        waiting: list[Product | AddedProduct] = [*step.chained, *step.added]
+        for i in range(len(rest) + 1):
+            unknown = {s.name for s in rest[i:]}
+            for q in [q for q in waiting if not _names(q.left) & unknown]:
+                waiting.remove(q)
+                self._await_products(_names(q.left), flying, depth)
+                if isinstance(q, AddedProduct):
+                    self._share_terms(q, depth)
+                else:
+                    k.line(depth, f"{q.name}_left = gl.convert_layout({k.expr.text(q.left, (q.rows, *q.axes))}.to({q.right.name}_tiles.dtype), gl.DotOperandLayout(0, MMA_{q.columns.name}, 2))")
+                    self._multiply(q, f"{q.name}_left", "slot", q.name, depth)
+                    flying.append(q.name)
+            if i < len(rest):
+                self._await_products(_names(rest[i].value), flying, depth)
+                self._statement(rest[i], depth)
+        for a in step.added:
+            self._multiply_terms(a, depth)
+            flying.append(f"{a.store.buffer}_part")
+        self._await_products(set(flying), flying, depth)
+        for a in step.added:
+            self._through(a.store, f"{a.store.buffer}_part", depth)
+        self._release_slots(list(self.p.rings), "slot", depth)
+
+    def _await_products(self, names: set[str], flying: list[str], depth: int) -> None:
+        """Wait for the products in flight up to the last of ``names``."""
+        last = max((i for i, n in enumerate(flying) if n in names), default=-1)
+        if last < 0:
+            return
+        done, flying[:] = flying[: last + 1], flying[last + 1 :]
+        self.k.line(depth, f"{', '.join(done)} = hopper.warpgroup_mma_wait({len(flying)}, deps=[{', '.join(f'{n}_made' for n in done)}])")
+
+    def _share_terms(self, a: AddedProduct, depth: int) -> None:
+        """Show this consumer's rows of a left operand to all."""
+        k, name = self.k, a.store.buffer
+        k.line(depth, f"{name}_terms.index((it & 1) * {self.p.consumers} + {self._wg()}).store({k.expr.text(a.left, (self.p.rows, a.rows))}.to({a.right.name}_tiles.dtype))")
+        k.line(depth, "hopper.fence_async_shared()")
+        k.line(depth, f"mbarrier.arrive({name}_ready.index(it & 1), count=1)")
+
+    def _multiply_terms(self, a: AddedProduct, depth: int) -> None:
+        """Start the product over the rows of all consumers for this consumer's columns, or over its own rows for all columns."""
+        k, name, part, whole, count = self.k, a.store.buffer, self.k.part(a), self.k.tile(a.columns), self.p.consumers
+        k.line(depth, f"mbarrier.wait({name}_ready.index(it & 1), (it >> 1) & 1)")
+        zero = f"gl.full([{k.tile(a.rows)}, {part}], 0.0, gl.float32, MMA_{part})"
+        box = [x for x in self.local[a.right.name].value.box if x]
+
+        def product(rows: str, columns: str, start: str, depth: int) -> None:
+            right = f"{a.right.name}_tiles.index({rows})"
+            right += f".reshape([{', '.join(k.length(x) for x in box)}])" if None in self.local[a.right.name].value.box else ""
+            right += "" if box[0] == self.p.rows else ".permute((1, 0))"
+            k.line(depth, f"{name}_left = {name}_terms.index((it & 1) * {count} + {rows}).permute((1, 0))")
+            k.line(depth, f"{name}_part_made = hopper.warpgroup_mma({name}_left, {right}{columns}, {start}, is_async=True)")
+
+        if count == 1:
+            return product("0", "", f"{zero}, use_acc=False", depth)
+        k.line(depth, f"if {part} < {whole}:")
+        for w in range(count):
+            product(str(w), f".slice(WG * {part}, {part}, dim=1)", f"{name}_part_made" if w else f"{zero}, use_acc=False", depth + 1)
+        k.line(depth, "else:")
+        product("WG", "", f"{zero}, use_acc=False", depth + 1)
+
+
+def _names(tile: Tile) -> set[str]:
+    return {n.name for n in tile.walk() if isinstance(n, Local)}

@@ -10,7 +10,7 @@ from ....lang.algorithm import Algorithm
 from ...analysis.product_types import Operands
 from ...ir import nest
 from ...ir.nest import Axis, DescriptorLoad, DescriptorLoadLet, DescriptorStore, Index, Let, Loop, Tile
-from ...transforms.warp_specialize.plan import REGISTERS, Ring, WarpSpecializedKernel, producer_names, ring_tiles
+from ...transforms.warp_specialize.plan import REGISTERS, AddedProduct, Ring, WarpSpecializedKernel, producer_names, ring_tiles
 from ..device_scalars import scalar_loads
 from ..triton.grid import grid_lines, grid_size
 from ..triton.kernel import Box, KernelText, _KernelPrinter, jit_function
@@ -19,6 +19,7 @@ from .consumer import Consumer, put_name
 from .expr import GluonExpressions, gluon_text
 
 INFIX = "_gluon"
+NARROWEST = 64  #: columns of 16 bits that shared memory holds side by side: of fewer no part can be multiplied
 
 
 def print_gluon(plan: WarpSpecializedKernel, algorithm: Algorithm, operands: Operands) -> KernelText:
@@ -39,7 +40,8 @@ class GluonPrinter(_KernelPrinter):
         self.started = self.started | {plan.rows}
         self.boxes: dict[str, tuple[str, ...]] = {}  #: descriptor -> its box
         self.accesses: dict[str, DescriptorLoad | DescriptorStore] = {}
-        self.puts = {put_name(s): s for s in plan.after if isinstance(s, DescriptorStore)}
+        self.added = {id(a.store): a for step in plan.steps for a in step.added}
+        self.puts = {put_name(s): s for s in (*plan.after, *(a.store for a in plan.last.added)) if isinstance(s, DescriptorStore)}
 
     def text(self) -> KernelText:
         base = self.kernel.name.replace("_descriptor", INFIX)
@@ -58,7 +60,7 @@ class GluonPrinter(_KernelPrinter):
         text.source, text.helpers = gluon_text("\n\n".join([consumer.text, producer.text, main]))
         text.boxes = [Box(access.buffer, f"({', '.join(self._value(b) for b in self.boxes[name])},)", access.joined) for name, access in self.accesses.items()]
         text.grid, text.labels = grid_size(replace(self.kernel, num_warps=32)), tuple(self.sizes)  # one program a multiprocessor
-        multiplied = [a for a in self.accesses.values() if isinstance(a, DescriptorLoad) or not self.plan.float8]
+        multiplied = [a for a in self.accesses.values() if isinstance(a, DescriptorLoad) or not self.plan.float8 and id(a) not in self.added]
         text.warps, text.condition = 4, f"{'float8_' if self.plan.float8 else ''}warpgroups({', '.join(self._given(a.buffer) for a in multiplied)})"
         text.dense = self.dense_conditions(self.accesses.values())
         return text
@@ -75,9 +77,20 @@ class GluonPrinter(_KernelPrinter):
         """Return the constant that holds the length of ``axis`` in a consumer's tile."""
         return self.share() if axis == self.plan.rows else self.tile(axis)
 
+    def part(self, added: AddedProduct) -> str:
+        """Return the constant that holds how many columns one consumer adds: its part of all rows' sums, or where that is narrow all of its own rows'."""
+        whole, count = self.tile(added.columns), self.plan.consumers
+        if count == 1:
+            return whole
+        name, value = f"PART_{added.columns.label}", self._value(whole)
+        self.tiles[name] = f"{value} // {count} if {value} >= {NARROWEST * count} else {value}"
+        return name
+
     def descriptor(self, access: DescriptorLoad | DescriptorStore) -> str:
         """Return the name of the descriptor that ``access`` goes through."""
         box = tuple(self.length(a) if a else "1" for a in access.box)
+        if added := self.added.get(id(access)):
+            box = (*box[:-1], self.part(added))
         for name, known in self.boxes.items():
             if self.accesses[name].buffer == access.buffer and known == box:
                 return name
@@ -91,7 +104,9 @@ class GluonPrinter(_KernelPrinter):
         for start, axis in zip(access.start, access.box):
             text = self.expr.text(start, ())
             text = f"{text} + {share} * {self.share()}" if axis == self.plan.rows and share != "0" else text
-            constant = text == "0" or axis is not None and axis.half
+            if (added := self.added.get(id(access))) and axis == added.columns and self.plan.consumers > 1:
+                text = f"WG * ({self.part(added)} % {self.tile(added.columns)})"
+            constant = text == "0" or text.startswith("WG * ") or axis is not None and axis.half
             texts.append(text if constant else f"gl.cast({text}, gl.int32)")
         return f"[{', '.join(texts)}]"
 
@@ -121,8 +136,9 @@ class GluonPrinter(_KernelPrinter):
         made = [
             f"    MMA_{n}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {self.tile(a)}, {32 if self.plan.float8 else 16}])"
             for n, a in columns.items()
-            if f"MMA_{n}" in text
+            if re.search(rf"\bMMA_{n}\b", text)
         ]
+        made += [f"    MMA_{p}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {p}, 16])" for p in {self.part(a) for a in self.plan.last.added} if f"MMA_{p}" in text]
         return Function(name, [f'    """{doc}"""', *made, *layouts, *lines], parameters)
 
     def _main(self, consumer: Function, producer: Function) -> list[str]:
@@ -173,7 +189,7 @@ class GluonPrinter(_KernelPrinter):
         p, lines, starts = self.plan, [], []
         for tile in p.resident:
             lines.append(self._tiles(tile.name, tile.value, self.shared(tile) or "1"))
-            starts += self._barriers(tile.name, self.shared(tile) or "1", 1 if self.shared(tile) else p.consumers)
+            starts += self._barriers(tile.name, self.shared(tile) or "1", 1 if self.shared(tile) and tile.name not in p.crossing else p.consumers)
         for ring in p.rings:
             for tile in ring.tiles:
                 lines.append(self._tiles(tile.name, tile.value, "STAGES" + (f" * {self.shared(tile)}" if self.shared(tile) else "")))
@@ -183,6 +199,9 @@ class GluonPrinter(_KernelPrinter):
                        "        mbarrier.init(turn.index(i), count=1)"]  # fmt: skip
         for name, put in self.puts.items():
             lines.append(self._tiles(name, put, str(p.consumers)))
+        for added in p.last.added:
+            lines.append(self._terms(added))
+            starts += self._barriers(added.store.buffer, "2", p.consumers, ("ready",))
         return [*lines, *starts, "    hopper.fence_async_shared()"]
 
     def _tiles(self, name: str, access: DescriptorLoad | DescriptorStore, count: str) -> str:
@@ -190,11 +209,16 @@ class GluonPrinter(_KernelPrinter):
         shape = f"[{count}, {', '.join(self.boxes[desc])}]"
         return f"    {name}_tiles = gl.allocate_shared_memory({access.buffer}_ptr.dtype.element_ty, {shape}, {desc}_layout)"
 
-    def _barriers(self, name: str, count: str, readers: int) -> list[str]:
-        made = [
-            f"    {name}_{what} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())" for what in ("full", "free")
-        ]
-        start = [f"mbarrier.init({name}_{what}.index(i), count={n})" for what, n in (("full", 1), ("free", readers))]
+    def _terms(self, added: AddedProduct) -> str:
+        """Shared memory for the left operand of a product over the rows: two, so that none is overwritten that another consumer reads."""
+        shape = f"[{self.share()}, {self.tile(added.rows)}]"
+        name, dtype = added.store.buffer, f"{added.right.name}_tiles.dtype"
+        layout = f"    {name}_layout_terms: gl.constexpr = gl.NVMMASharedLayout.get_default_for({shape}, {dtype})"
+        return f"{layout}\n    {name}_terms = gl.allocate_shared_memory({dtype}, [{2 * self.plan.consumers}, {shape[1:]}, {name}_layout_terms)"
+
+    def _barriers(self, name: str, count: str, readers: int, kinds: tuple[str, ...] = ("full", "free")) -> list[str]:
+        made = [f"    {name}_{what} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())" for what in kinds]
+        start = [f"mbarrier.init({name}_{what}.index(i), count={1 if what == 'full' else readers})" for what in kinds]
         return [*made, f"    for i in gl.static_range({count}):", *(f"        {s}" for s in start)]
 
     def _stages(self) -> str:
@@ -202,6 +226,7 @@ class GluonPrinter(_KernelPrinter):
         fixed = [self._bytes(t.value, self.shared(t) or "1") for t in self.plan.resident] + [
             self._bytes(put, str(self.plan.consumers)) for put in self.puts.values()
         ]
+        fixed += [f"2 * 2 * {self.plan.rows.tile} * {self._value(self.tile(a.rows))}" for a in self.plan.last.added]
         each = [self._bytes(tile.value, self.shared(tile) or "1") for _, tile in ring_tiles(self.plan)]
         return f"ring_stages({self.plan.stages}, {' + '.join(fixed) or '0'}, {' + '.join(each)})"
 
@@ -210,6 +235,8 @@ class GluonPrinter(_KernelPrinter):
         return " * ".join([self._element_bytes(access), *([count] if count != "1" else []), *sizes])
 
     def _element_bytes(self, access: DescriptorLoad | DescriptorStore) -> str:
+        if id(access) in self.added:
+            return "4"
         if not self.plan.float8:
             return "2"
         stored = {"bfloat16": "2", "float16": "2"}.get(self.algorithm.own_dtype(access.buffer) if access.buffer in self.algorithm else "", "4")
@@ -228,15 +255,36 @@ class GluonPrinter(_KernelPrinter):
                 self.line(depth, f"{s.name} = {self.expr.text(s.value, ())}")
         for tile in p.resident:
             self._load_resident(tile, depth)
-        begin, end = self.bounds_of_all()
-        self.line(depth, f"for {self.counter()} in range({begin}, {end}, {self.advance(p.last.loop)}):")
-        self.joined_indices(p.last.loop, depth + 1)
-        self.line(depth + 1, "slot = it % STAGES")
-        for ring in p.rings:
-            self._load_ring(ring, depth + 1)
-        self.line(depth + 1, "it += 1")
+        inner = self.outer_loop(depth, needed)
+        for begin, end in self.loop_bounds():
+            self.line(inner, f"for {self.counter()} in range({begin}, {end}, {self.advance(p.last.loop)}):")
+            self.joined_indices(p.last.loop, inner + 1)
+            self.line(inner + 1, "slot = it % STAGES")
+            for ring in p.rings:
+                self._load_ring(ring, inner + 1)
+            self.line(inner + 1, "it += 1")
         self.line(depth, "done += 1")
         return self.lines
+
+    def outer_loop(self, depth: int, needed: set[str] | None = None) -> int:
+        """Print the loop around all others, if there is one, and the values that it computes for them; return the indentation depth inside it."""
+        outer = self.plan.outer
+        if outer is None:
+            return depth
+        self.counted.add(outer.axis)
+        begin = "0" if outer.begin is None else self.expr.text(outer.begin, ())
+        self.line(depth, f"for {outer.axis.name} in range({begin}, {self.expr.text(outer.end or nest.Size(outer.axis.label), ())}):")
+        for s in self.plan.inside:
+            if needed is None or s.name in needed:
+                self.line(depth + 1, f"{s.name} = {self.expr.text(s.value, ())}")
+        return depth + 1
+
+    def loop_bounds(self) -> list[tuple[str, str]]:
+        """Return where each loop that is run by itself begins and ends: all at once, unless they are run in order."""
+        if not self.plan.in_order:
+            return [self.bounds_of_all()]
+        loops = [step.loop for step in self.plan.steps]
+        return [("0" if x.begin is None else self.bound(x.begin), self.bound(x.end or nest.Size(x.axis.label))) for x in loops]
 
     def _load_resident(self, tile: DescriptorLoadLet, depth: int) -> None:
         """Load a tile that stays for the whole block, once the last block's buffer is free."""

@@ -46,6 +46,8 @@ def check_step(step: LoopStep) -> None:
             raise Refused(f"{name} depends on an accumulator that has moved on")
     if step.direct and (step.fresh or step.chained or step.work or step.moves):
         raise Refused("products that only add up beside others")
+    if step.added and (step.direct or not step.fresh):
+        raise Refused("what is added to memory is of no product of two loaded tiles")
     if step.fetches and not step.fresh and not step.direct:
         raise Refused("no product of two loaded tiles")
     if any(in_work(step, s.name) for s in step.fetches):
@@ -78,7 +80,9 @@ def check_plan(p: WarpSpecializedKernel) -> None:
         raise Refused("random numbers, which Gluon does not have")
     if p.turns:
         _check_turns(p)
-    body = (*p.before, *p.resident, *(s for step in p.steps for s in step.loop.body), *p.after)
+    _check_in_order(p)
+    in_loops = [s for step in p.steps for s in step.loop.body if not isinstance(s, DescriptorStore)]
+    body = (*p.before, *p.resident, *in_loops, *p.after)
     for tile in [s.value for s in body if hasattr(s, "value") and not isinstance(s.value, DescriptorLoad)] + [
         Local("", s.axes) for s in body if isinstance(s, Accumulator)
     ]:
@@ -92,7 +96,7 @@ def check_plan(p: WarpSpecializedKernel) -> None:
             raise Refused(f"a {statement_kind(s)} after the loop")
         if isinstance(s, DescriptorStore) and [a for a in s.box if a][:1] != [p.rows]:
             raise Refused(f"{s.buffer} is not stored by rows")
-    used = {name for step in p.steps for q in (*step.fresh, *step.chained, *step.direct) for name in q.operands}
+    used = {name for step in p.steps for q in (*step.fresh, *step.chained, *step.direct) for name in q.operands} | p.crossing
     if any(s.name not in used for s in p.resident):
         raise Refused("a tile that is loaded once through a descriptor is used outside of products")
     needed = producer_names(p)
@@ -103,13 +107,31 @@ def check_plan(p: WarpSpecializedKernel) -> None:
     _check_loops(p)
 
 
+def _check_in_order(p: WarpSpecializedKernel) -> None:
+    """Check the form in which loops are run one by one: nothing is rescaled, and what is added is made of tiles that stay."""
+    if not p.in_order:
+        return
+    if p.turns or p.float8 or any(step.moves or step.direct for step in p.steps) or any(isinstance(s, Assign) for step in p.steps for s in step.work):
+        raise Refused("accumulators that are rescaled, in turns or in float8, beside sums in memory or in a loop of loops")
+    if any(q.rest or q.columns.half for step in p.steps for q in (*step.fresh, *step.chained)):
+        raise Refused("two tiles of a whole extent beside sums in memory or in a loop of loops")
+    stay = {s.name: s.value.box for s in p.resident}
+    for a in p.last.added:
+        if p.rows not in stay.get(a.right.name, ()):
+            raise Refused(f"{a.right.name}, which {a.store.buffer} is made of, does not stay for the whole block")
+
+
 def _is_loaded(tile: Tile, p: WarpSpecializedKernel) -> bool:
     return isinstance(tile, Local) and tile.name in {s.name for s in p.resident} | {s.name for step in p.steps for s in step.fetches}
 
 
 def _check_loops(p: WarpSpecializedKernel) -> None:
-    """Check that consecutive loops walk one extent, and that the last loop is correct anywhere in it."""
+    """Check that consecutive loops walk one extent, and that the last loop is correct anywhere in it; run one by one, that they load the same."""
     last = p.last
+    if p.in_order:
+        if any(_loads(step) != _loads(last) for step in p.steps):
+            raise Refused("loops that load or multiply differently")
+        return
     for step, following in zip(p.steps, p.steps[1:]):
         begin = following.loop.begin
         whole = last.loop.end or nest.Size(last.loop.axis.label)
@@ -129,7 +151,7 @@ def _loads(step: LoopStep) -> tuple[list[str], ...]:
     return (
         [f"{s.name} {s.value}" for s in step.fetches],
         [f"{r.name} {r.left} {r.right}" for q in (*step.fresh, *step.direct) for r in (q, q.rest) if r],
-        [f"{q.name} {q.right}" for q in step.chained],
+        [f"{q.name} {q.right}" for q in step.chained] + [f"{a.store.buffer} {a.right}" for a in step.added],
     )
 
 

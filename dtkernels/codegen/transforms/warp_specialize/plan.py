@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...ir.nest import Assign, Axis, DescriptorLoadLet, Kernel, Let, Local, Loop, Statement, Tile
+from ...ir.nest import Assign, Axis, DescriptorLoadLet, DescriptorStore, Kernel, Let, Local, Loop, Statement, Tile
 
 REGISTERS = {1: (240, 24), 2: (240, 24), 4: (120, 24)}  #: consumers -> registers of a consumer thread, of a producer thread
 HALF = frozenset({64, 128})  #: rows that one consumer may have
@@ -48,6 +48,20 @@ class Product:
 
 
 @dataclass(frozen=True)
+class AddedProduct:
+    """A product over the rows of a block, which each step adds to a sum in memory: ``store`` <- ``store`` + left^T right.
+
+    ``left`` is computed, rows by the loop's columns. All consumers have a part of it, so it passes through shared memory.
+    """
+
+    store: DescriptorStore
+    left: Tile
+    right: Local
+    rows: Axis  #: of the result: those of the loop
+    columns: Axis
+
+
+@dataclass(frozen=True)
 class LoopStep:
     """The body of one loop, sorted by role.
 
@@ -61,6 +75,7 @@ class LoopStep:
     moves: tuple[Assign, ...]
     chained: tuple[Product, ...]
     direct: tuple[Product, ...]
+    added: tuple[AddedProduct, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +104,7 @@ class WarpSpecializedKernel:
     turns: bool  #: two consumers take whole blocks in turn: the products of one run beside what the other does with its results
     float8: bool  #: its products multiply float8, and only add up
     behind: bool  #: chained products overlap the work on the next step's fresh ones; needs registers for both
+    outer: Loop | None = None  #: a loop over single elements around all others
 
     @property
     def share(self) -> int:
@@ -101,14 +117,31 @@ class WarpSpecializedKernel:
         return self.float8 and "rdot" not in self.kernel.approximate
 
     @property
+    def in_order(self) -> bool:
+        """Return whether each loop is run by itself and each product is issued as soon as its operands are there."""
+        return bool(self.last.added) or self.outer is not None
+
+    @property
+    def crossing(self) -> frozenset[str]:
+        """Return the tiles of which each consumer reads the rows of the others too."""
+        return frozenset(a.right.name for a in self.last.added)
+
+    @property
+    def inside(self) -> tuple[Let, ...]:
+        """Return the values that are computed in the outer loop, before the loops in it."""
+        return tuple(s for s in self.outer.body if isinstance(s, Let)) if self.outer else ()
+
+    @property
     def last(self) -> LoopStep:
         return self.steps[-1]
 
 
 def producer_names(p: WarpSpecializedKernel) -> set[str]:
     """Return the locals that the producer needs: what the places of its loads and the ends of its loop depend on."""
-    values = {s.name: s.value for s in p.before if isinstance(s, Let)}
-    ends = [t for t in (p.steps[0].loop.begin, p.last.loop.end) if t is not None]
+    values = {s.name: s.value for s in (*p.before, *p.inside) if isinstance(s, Let)}
+    loops = [step.loop for step in p.steps] + ([p.outer] if p.outer else [])
+    bounds = [t for loop in loops for t in (loop.begin, loop.end)] if p.in_order else [p.steps[0].loop.begin, p.last.loop.end]
+    ends = [t for t in bounds if t is not None]
     found, todo = set[str](), [*(s.value for s in p.resident), *(t.value for _, t in ring_tiles(p)), *ends]
     while todo:
         for n in todo.pop().walk():

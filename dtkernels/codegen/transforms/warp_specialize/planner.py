@@ -8,7 +8,8 @@ warp loads tiles of a reduction loop into ring buffers in shared memory. The loo
 
 * fresh products of two loaded tiles, ``s = dot(Q, K)``: those of the next step overlap this step's work on registers;
 * chained products, whose left operand is computed, ``acc <- f(acc) + dot(p, V)``: they run until the next step needs acc;
-* or direct products alone, ``acc <- acc + dot(A, B)``.
+* or direct products alone, ``acc <- acc + dot(A, B)``;
+* beside the first two, products over the rows that are added to memory, ``sum += dot(p^T, K)``.
 
 Several consecutive loops walk one extent; the last one must keep every condition that the others have lost. ``plan`` returns the plan or
 raises ``Refused`` with the reason in one line; the Triton form of the same schedule is used then.
@@ -44,14 +45,15 @@ from ...ir.nest import (
     statements,
 )
 from .legality import can_defer_products, check_plan, check_step, in_work
-from .plan import HALF, REGISTERS, LoopStep, Product, Refused, Ring, WarpSpecializedKernel
+from .plan import HALF, REGISTERS, AddedProduct, LoopStep, Product, Refused, Ring, WarpSpecializedKernel
 
 
 def plan(kernel: Kernel) -> WarpSpecializedKernel:
     """Plan a kernel in descriptor form. Raises Refused."""
+    outer, kernel = _without_outer(kernel)
     loops = [s for s in kernel.body if isinstance(s, Loop)]
-    if any(isinstance(s, (Store, DescriptorStore)) and s.onto for s in statements(kernel.body)):
-        raise Refused("it adds to a sum in memory")
+    if any(isinstance(s, Store) and s.onto or isinstance(s, DescriptorStore) and s.onto not in ("", "sum") for s in statements(kernel.body)):
+        raise Refused("it adds to a sum in memory, not through a descriptor")
     if not any(name == "warp_specialize" for loop in loops for name, _ in loop.options):
         raise Refused("no loop has specialize_warps")
     for loop in loops:
@@ -68,7 +70,7 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
         next(i for i, s in seq if isinstance(s, Loop)) for seq in (list(enumerate(kernel.body)), list(enumerate(kernel.body))[::-1])
     )
     before, after = tuple(s for s in kernel.body[:last] if not isinstance(s, Loop)), kernel.body[last + 1 :]
-    if any(axes_of(s.value) for s in kernel.body[first:last] if isinstance(s, Let)):
+    if any(axes_of(s.value) for s in (*kernel.body[first:last], *(outer.body if outer else ())) if isinstance(s, Let)):
         raise Refused("tiles are computed between the loops")
     steps = tuple(_step(s, rows) for s in kernel.body if isinstance(s, Loop))
     resident = tuple(s for s in before if is_descriptor_load(s))
@@ -87,9 +89,22 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
         kernel.ping_pong,
         _in_float8(_dots(loops)),
         behind,
+        outer,
     )
     check_plan(found)
     return found
+
+
+def _without_outer(kernel: Kernel) -> tuple[Loop | None, Kernel]:
+    """Return the loop over single elements around all others, if there is one, and the kernel with its loops in its place."""
+    loops = [s for s in kernel.body if isinstance(s, Loop)]
+    if len(loops) != 1 or not loops[0].axis.scalar or loops[0].order or not any(isinstance(s, Loop) for s in loops[0].body):
+        return None, kernel
+    if others := [s for s in loops[0].body if not isinstance(s, (Index, Let, Loop)) or isinstance(s, Let) and is_descriptor_load(s)]:
+        raise Refused(f"a {statement_kind(others[0])} in the loop over {loops[0].axis.label}")
+    inner = tuple(s for s in loops[0].body if isinstance(s, Loop))
+    at = kernel.body.index(loops[0])
+    return loops[0], replace(kernel, body=(*kernel.body[:at], *inner, *kernel.body[at + 1 :]))
 
 
 def _rows(kernel: Kernel, loops: list[Loop]) -> Axis:
@@ -117,7 +132,9 @@ def _rows(kernel: Kernel, loops: list[Loop]) -> Axis:
 
 
 def _dots(loops: list[Loop]) -> list[TileDot]:
-    return [n for loop in loops for v in nest.values(loop.body) for n in v.walk() if isinstance(n, TileDot)]
+    """Return the products that are not added to memory."""
+    kept = [s for loop in loops for s in loop.body if not isinstance(s, DescriptorStore)]
+    return [n for v in nest.values(tuple(kept)) for n in v.walk() if isinstance(n, TileDot)]
 
 
 def _in_float8(dots: list[TileDot]) -> bool:
@@ -144,7 +161,7 @@ def _consumers(kernel: Kernel, rows: Axis) -> int:
 
 
 def _stages(kernel: Kernel, loops: list[Loop]) -> int:
-    return max(2, int(next((v for loop in loops for k, v in loop.options if k == "num_stages"), kernel.num_stages)))
+    return max(2, int(next((v for loop in loops if not loop.tail for k, v in loop.options if k == "num_stages"), kernel.num_stages)))
 
 
 def _rows_first(kernel: Kernel, rows: Axis) -> Kernel:
@@ -178,6 +195,7 @@ def _step(loop: Loop, rows: Axis) -> LoopStep:
     moves: list[Assign] = []
     chained: list[Product] = []
     direct: list[Product] = []
+    added: list[AddedProduct] = []
     for s in loop.body:
         match s:
             case Index() | Let(_, DescriptorLoad()):
@@ -192,9 +210,11 @@ def _step(loop: Loop, rows: Axis) -> LoopStep:
                     moves.append(replace(s, value=older))
             case Let() | Assign():
                 work.append(replace(s, value=_hoist(s, rows, computed, fresh)))
+            case DescriptorStore(value=TileDot() as dot, onto="sum"):
+                added.append(_added(s, dot, rows, loop))
             case _:
                 raise Refused(f"a {statement_kind(s)} inside the loop")
-    step = LoopStep(loop, fetches, tuple(fresh), tuple(work), tuple(moves), tuple(chained), tuple(direct))
+    step = LoopStep(loop, fetches, tuple(fresh), tuple(work), tuple(moves), tuple(chained), tuple(direct), tuple(added))
     check_step(step)
     return step
 
@@ -243,6 +263,18 @@ def _product(name: str, dot: TileDot, rows: Axis) -> Product:
     if not isinstance(right, Local):
         raise Refused(f"the right operand of {name} is computed")
     return Product(name, left, right, dot.axes, rows, next(a for a in axes_of(right) if a not in dot.axes))
+
+
+def _added(s: DescriptorStore, dot: TileDot, rows: Axis, loop: Loop) -> AddedProduct:
+    """Return a product over the rows that is added to memory."""
+    left, right = (dot.right, dot.left) if isinstance(dot.left, Local) and loop.axis not in axes_of(dot.left) else (dot.left, dot.right)
+    box = [a for a in s.box if a]
+    if dot.axes != (rows,) or set(axes_of(left)) != {rows, loop.axis} or len(axes_of(right)) != 2 or not isinstance(right, Local):
+        raise Refused(f"what is added to {s.buffer} is no product over {rows.label} of a computed tile and a loaded one")
+    columns = next(a for a in axes_of(right) if a != rows)
+    if box != [loop.axis, columns] or loop.axis.tile not in HALF:
+        raise Refused(f"{s.buffer} is not added to in boxes of 64 or 128 rows")
+    return AddedProduct(s, left, right, loop.axis, columns)
 
 
 def _rings(step: LoopStep) -> tuple[Ring, ...]:
