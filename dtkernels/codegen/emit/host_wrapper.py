@@ -413,7 +413,7 @@ class Wrapper:
         """Return whether a kernel has work, as an expression in the wrapper. What it adds to may have elements where its own result has none."""
         first = f"{kernel.writes[0]}_out"
         if kernel.writes[0] in self.written or self._only_adds(kernel) or any(w in self.accumulated for w in kernel.writes[1:]):
-            return " and ".join(f"size_{g.label}" for g in kernel.grid)
+            return " and ".join(f"size_{g.label}" for g in kernel.grid if not g.parts)
         same = f"{first} is not {self.copied[kernel.writes[0]]}_out and " if kernel.writes[0] in self.copied else ""
         return f"{same}{first}.numel()"
 

@@ -33,6 +33,7 @@ from ...ir.nest import (
     Statement,
     Store,
     Tile,
+    axes_of,
     mask_axes,
     statement_kind,
 )
@@ -381,6 +382,11 @@ class Consumer:
         k = self.k
         inner = k.outer_loop(depth)
         for step, (begin, end) in zip(self.p.steps, k.loop_bounds()):
+            lines = self._lines_of(step)
+            if lines:
+                k.line(inner, f"{step.loop.axis.name}_line = {begin} + gl.arange(0, {k.tile(step.loop.axis)}, LINE)")
+            for s in lines:
+                self._load_line(s, step.loop.axis, inner)
             k.line(inner, f"for {k.counter()} in range({begin}, {end}, {k.advance(step.loop)}):")
             k.line(inner + 1, "slot = it % STAGES")
             self._step_in_order(step, inner + 1)
@@ -393,13 +399,20 @@ class Consumer:
         for s in step.loop.body:
             if isinstance(s, Index):
                 self._index(s.axis, s.start, depth)
-        loads = [s for s in step.work if isinstance(s, Let) and isinstance(s.value, Load)]
-        for s in loads:  # they arrive while the first products run
+        lines = self._lines_of(step)
+        for s in lines:
+            k.line(depth, f"{k.row(s.name, s.value.buffer, s.axes[0])}.index({self._wg()}).store({s.name}_next)")
+        if lines:
+            k.line(depth, f"{step.loop.axis.name}_line += {k.tile(step.loop.axis)}")
+        for s in lines:  # of the next step, which are long on their way
+            self._load_line(s, step.loop.axis, depth)
+        loads = [s for s in step.work if isinstance(s, Let) and isinstance(s.value, Load) and s not in lines]
+        for s in loads:
             self._statement(s, depth)
         self._fresh("slot", "it", depth)
         flying = [q.name for q in step.fresh]
         rest = [s for s in step.work if s not in loads]
-        waiting: list[Product | AddedProduct] = [*step.chained, *step.added]
+        waiting: list[Product | AddedProduct] = [*step.added, *step.chained]
         for i in range(len(rest) + 1):
             unknown = {s.name for s in rest[i:]}
             for q in [q for q in waiting if not _names(q.left) & unknown]:
@@ -407,20 +420,45 @@ class Consumer:
                 self._await_products(_names(q.left), flying, depth)
                 if isinstance(q, AddedProduct):
                     self._share_terms(q, depth)
+                    self._multiply_terms(q, depth)
+                    flying.append(f"{q.store.buffer}_part")
                 else:
                     k.line(depth, f"{q.name}_left = gl.convert_layout({k.expr.text(q.left, (q.rows, *q.axes))}.to({q.right.name}_tiles.dtype), gl.DotOperandLayout(0, MMA_{q.columns.name}, 2))")
                     self._multiply(q, f"{q.name}_left", "slot", q.name, depth)
                     flying.append(q.name)
             if i < len(rest):
                 self._await_products(_names(rest[i].value), flying, depth)
-                self._statement(rest[i], depth)
+                if rest[i] in lines:
+                    k.line(depth, f"{rest[i].name} = {rest[i].name}_row.index({self._wg()}).load({k.expr.layout(rest[i].axes)}).to(gl.float32)")
+                else:
+                    self._statement(rest[i], depth)
         for a in step.added:
-            self._multiply_terms(a, depth)
-            flying.append(f"{a.store.buffer}_part")
-        self._await_products(set(flying), flying, depth)
-        for a in step.added:
+            self._await_products({f"{a.store.buffer}_part"}, flying, depth)
             self._through(a.store, f"{a.store.buffer}_part", depth)
+        self._await_products(set(flying), flying, depth)
         self._release_slots(list(self.p.rings), "slot", depth)
+
+    def _lines_of(self, step: LoopStep) -> list[Let]:
+        """Return the loads of one number for each column. They pass through shared memory: a load by each thread would be awaited in each step."""
+        axis = step.loop.axis
+        return [
+            s
+            for s in step.work
+            if isinstance(s, Let) and isinstance(s.value, Load) and s.axes == (axis,) and not s.value.whole and not s.value.other
+            and all(i == Position(axis) or not axes_of(i) for i in s.value.index)
+        ]  # fmt: skip
+
+    def _load_line(self, s: Let, axis: Axis, depth: int) -> None:
+        k, load = self.k, s.value
+        assert isinstance(load, Load)
+        texts = [f"{axis.name}_line" if axes_of(i) else k.expr.text(i, ()) for i in load.index]
+        pointer = " + ".join([f"{load.buffer}_ptr", *(f"({t}) * {load.buffer}_stride_{d}" for t, d in zip(texts, k.dimensions(load.buffer)))])
+        mask = [f"({axis.name}_line < {k.size(axis.label)})"]
+        for d in load.checked:
+            k.bounds[(load.buffer, d)] = None
+            mask += [] if never_negative(load.index[d]) else [f"({texts[d]} >= 0)"]
+            mask.append(f"({texts[d]} < {load.buffer}_size_{d})")
+        k.line(depth, f"{s.name}_next = gl.load({pointer}, mask={' & '.join(mask)}, other=0.0)")
 
     def _await_products(self, names: set[str], flying: list[str], depth: int) -> None:
         """Wait for the products in flight up to the last of ``names``."""

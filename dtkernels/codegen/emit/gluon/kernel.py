@@ -40,6 +40,7 @@ class GluonPrinter(_KernelPrinter):
         self.started = self.started | {plan.rows}
         self.boxes: dict[str, tuple[str, ...]] = {}  #: descriptor -> its box
         self.accesses: dict[str, DescriptorLoad | DescriptorStore] = {}
+        self.rows_of_columns: dict[str, tuple[str, Axis]] = {}  #: local of one number for each column -> (buffer, columns)
         self.added = {id(a.store): a for step in plan.steps for a in step.added}
         self.puts = {put_name(s): s for s in (*plan.after, *(a.store for a in plan.last.added)) if isinstance(s, DescriptorStore)}
 
@@ -76,6 +77,11 @@ class GluonPrinter(_KernelPrinter):
     def length(self, axis: Axis) -> str:
         """Return the constant that holds the length of ``axis`` in a consumer's tile."""
         return self.share() if axis == self.plan.rows else self.tile(axis)
+
+    def row(self, name: str, buffer: str, axis: Axis) -> str:
+        """Return the name of the shared memory that numbers of columns pass through."""
+        self.rows_of_columns[name] = (buffer, axis)
+        return f"{name}_row"
 
     def part(self, added: AddedProduct) -> str:
         """Return the constant that holds how many columns one consumer adds: its part of all rows' sums, or where that is narrow all of its own rows'."""
@@ -126,7 +132,7 @@ class GluonPrinter(_KernelPrinter):
         body = "\n".join(lines)
         main = self.expr.main.name
         columns = {a.name: a for a in (q.columns for q in (*self.plan.last.fresh, *self.plan.last.chained, *self.plan.last.direct))}
-        layouts = []
+        layouts = ["    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])"] if re.search(r"\bLINE\b", body) else []
         if re.search(r"\bROWS\b", body):
             layouts.append(f"    ROWS: gl.constexpr = gl.SliceLayout(1, MMA_{main})")
         for n in columns:
@@ -199,6 +205,9 @@ class GluonPrinter(_KernelPrinter):
                        "        mbarrier.init(turn.index(i), count=1)"]  # fmt: skip
         for name, put in self.puts.items():
             lines.append(self._tiles(name, put, str(p.consumers)))
+        for name, (buffer, axis) in self.rows_of_columns.items():
+            shape = f"[{p.consumers}, {self.tile(axis)}]"
+            lines.append(f"    {name}_row = gl.allocate_shared_memory({buffer}_ptr.dtype.element_ty, {shape}, gl.SwizzledSharedLayout(1, 1, 1, [0]))")
         for added in p.last.added:
             lines.append(self._terms(added))
             starts += self._barriers(added.store.buffer, "2", p.consumers, ("ready",))
@@ -226,6 +235,7 @@ class GluonPrinter(_KernelPrinter):
         fixed = [self._bytes(t.value, self.shared(t) or "1") for t in self.plan.resident] + [
             self._bytes(put, str(self.plan.consumers)) for put in self.puts.values()
         ]
+        fixed += [f"{4 * self.plan.consumers} * {self._value(self.tile(axis))}" for _, axis in self.rows_of_columns.values()]
         fixed += [f"2 * 2 * {self.plan.rows.tile} * {self._value(self.tile(a.rows))}" for a in self.plan.last.added]
         each = [self._bytes(tile.value, self.shared(tile) or "1") for _, tile in ring_tiles(self.plan)]
         return f"ring_stages({self.plan.stages}, {' + '.join(fixed) or '0'}, {' + '.join(each)})"

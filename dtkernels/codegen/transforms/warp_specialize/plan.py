@@ -119,7 +119,10 @@ class WarpSpecializedKernel:
     @property
     def in_order(self) -> bool:
         """Return whether each loop is run by itself and each product is issued as soon as its operands are there."""
-        return bool(self.last.added) or self.outer is not None
+        rescaled = any(step.moves or any(isinstance(s, Assign) for s in step.work) for step in self.steps)
+        halves = any(q.rest or q.columns.half for q in (*self.last.fresh, *self.last.chained))
+        plain = bool(self.last.chained) and not (self.behind or rescaled or halves or self.turns or self.float8)
+        return bool(self.last.added) or self.outer is not None or plain
 
     @property
     def crossing(self) -> frozenset[str]:
