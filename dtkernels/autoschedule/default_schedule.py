@@ -34,13 +34,12 @@ def default_schedule(
     """
     if (found := _in_two(algorithm, outputs, sizes, itemsize, target, in_order)) is not None:
         return found
-    moved = RearrangedOutputs.of(algorithm, outputs)
-    f = fusion(moved.algorithm, moved.outputs, sizes, itemsize, target)
+    f = fusion(algorithm, outputs, sizes, itemsize, target)
     ways = f.by_time(list(f.ways()))
     added = [] if in_order else f.adding_terms(ways[0])
     for g, way in (*added, *f.sharing_sums(ways[0]), *f.storing_operands(ways[0]), *((f, way) for way in ways)):
         if (found := g.scheduled(*way, itemsize)) is not None:
-            return moved.restored(found)
+            return found
     return next(schedules(algorithm, outputs, sizes, itemsize, target))
 
 
@@ -67,35 +66,30 @@ def schedules(
     algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
 ) -> Iterator[Schedule]:
     """Yield schedules that fuse in different ways, each legal; then those that store operands, last those that add up an output in another one's kernel."""
-    moved = RearrangedOutputs.of(algorithm, outputs)
-    f = fusion(moved.algorithm, moved.outputs, sizes, itemsize, target)
+    f = fusion(algorithm, outputs, sizes, itemsize, target)
     first: tuple[tuple[Primitive, ...], dict[str, KernelConfig]] | None = None
     for fused, tiles in f.ways():
         first = first or (fused, tiles)
         if (found := f.scheduled(fused, tiles, itemsize)) is not None:
-            yield moved.restored(found)
+            yield found
     if first is not None:
-        yield from (moved.restored(found) for g, way in f.storing_operands() if (found := g.scheduled(*way, itemsize)) is not None)
+        yield from (found for g, way in f.storing_operands() if (found := g.scheduled(*way, itemsize)) is not None)
         fused, tiles = first
         for p in accumulated_placements(f.shape, fused, {root: f._members(root, fused) for root in tiles}):
             tried = stated((*fused, p), accumulated_tiles(f.shape, p, tiles), f.compiled)
-            try:
-                lower(Program(f.algorithm, tried))
-            except DTError:
-                continue
-            yield moved.restored(fit_resources(Program(f.algorithm, tried), sizes, itemsize, target).schedule)
+            if f.is_legal(tried):
+                yield f.moved.restored(fit_resources(Program(f.algorithm, tried), sizes, itemsize, target).schedule)
 
 
 def proposals(
     algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
 ) -> Iterator[tuple[Schedule, str, list[KernelConfig]]]:
     """Yield, for every way to fuse and each of its kernels: its schedule, the kernel's Func, and what the rules propose for it: the usual first, then by predicted time."""
-    moved = RearrangedOutputs.of(algorithm, outputs)
-    f = fusion(moved.algorithm, moved.outputs, sizes, itemsize, target)
+    f = fusion(algorithm, outputs, sizes, itemsize, target)
     for fused, tiles in f.ways():
         for root in tiles:
             members = f._members(root, fused)
             usual, *more = dict.fromkeys(rule_proposals(f.shape, root, members))
-            yield moved.restored(stated(fused, tiles, f.compiled)), root, [usual, *sorted(more, key=CandidateTime(f.shape, root, members, f._placed(members, fused)).microseconds)]
+            yield f.moved.restored(stated(fused, tiles, f.compiled)), root, [usual, *sorted(more, key=CandidateTime(f.shape, root, members, f._placed(members, fused)).microseconds)]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from ..algebra.operand_types import rows_of
 from ..codegen.analysis.product_types import InputTypes, cast_bytes, typed
-from ..codegen.pipeline import lower
+from ..codegen.pipeline import lower, prelower
 from ..codegen.powers_of_two import next_power_of_two
 from ..codegen.target import Target
 from ..codegen.transforms.warp_specialize.backend_select import backend
@@ -28,6 +28,7 @@ from .kept_sums import goes_over_again, with_kept_sums
 from .memory_limit import limit_beside, pieces_within_limit, share_for_memory
 from .output_fusion import fused_outputs, in_rows, inputs_at, stores_redundantly
 from .problem import WHOLE_SIDE, SchedulingProblem, Way
+from .rearranged_outputs import RearrangedOutputs
 from .recomputation import STORED, goes_over_windows, is_long_operand, is_number_of_few, recompute_is_costly, stored_for_windows
 from .rules.gemm_row_reduction import feeds_row_reduction, recomputes_product_rows, reduced_product_labels
 from .rules.product_sides import NARROW
@@ -51,8 +52,10 @@ OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail", "stream")  #: 
 
 
 def fusion(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Fusion:
-    algorithm, width = typed(algorithm, sizes, itemsize)
-    return Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, None if isinstance(itemsize, int) else itemsize))
+    """Return the choice for an algorithm, or for the one that stands for it where outputs rearrange Funcs (rearranged_outputs.py)."""
+    moved = RearrangedOutputs.of(algorithm, outputs)
+    algorithm, width = typed(moved.algorithm, sizes, itemsize)
+    return Fusion(SchedulingProblem(algorithm, moved.outputs, sizes, width, target, None if isinstance(itemsize, int) else itemsize), moved)
 
 
 def stated(fused: tuple[Primitive, ...], kernels: dict[str, KernelConfig], compiled: tuple[Primitive, ...]) -> Schedule:
@@ -66,9 +69,11 @@ class Fusion:
 
     ``recomputing``: whether each kernel that reads a product of short sums makes it again, however small it is. That takes fewer launches, and no
     reads of rows that start anywhere. None: as such reads ask for. ``stored``: operands of products with kernels of their own (stored_operands.py).
+    ``moved``: the outputs that the kernels store in place of those of ``shape``.
     """
 
     shape: SchedulingProblem
+    moved: RearrangedOutputs
     recomputing: bool | None = None
     stored: frozenset[str] = frozenset()
 
@@ -108,7 +113,24 @@ class Fusion:
         return way
 
     def _pieces(self, way: Way) -> Iterator[tuple[Primitive, ...]]:
-        return pieces_within_limit(self.shape, tuple(way[1]), {root: self._members(root, way[0]) for root in way[1]})
+        """Yield the ``chunk`` statements that bring a way within the memory limit, and that each of its kernels can follow, best first."""
+        found = pieces_within_limit(self.shape, tuple(way[1]), {root: self._members(root, way[0]) for root in way[1]})
+        yield from (more for more in found if any(self.is_legal(form + Schedule(more), prelower) for form in self._forms(*way)))
+
+    def _forms(self, fused: tuple[Primitive, ...], kernels: dict[str, KernelConfig]) -> tuple[Schedule, Schedule]:
+        """Return the schedule of a way, and the one without what a form of accesses may refuse."""
+        schedule = stated(fused, kernels, self.compiled)
+        return schedule, Schedule(tuple(p for p in schedule.primitives if p.name not in OPTIONAL))
+
+    def is_legal(self, schedule: Schedule, run: Callable[[Program], object] = lower) -> bool:
+        """Return whether ``run`` accepts the kernels, and those that store the outputs that were asked for."""
+        try:
+            run(Program(self.algorithm, schedule))
+            if self.moved.left_out:
+                run(self.moved.program(self.algorithm, schedule))
+        except DTError:
+            return False
+        return True
 
     def by_time(self, ways: list[Way]) -> list[Way]:
         """Sort ways to fuse: the usual one first, after any that is predicted to be well faster."""
@@ -183,15 +205,11 @@ class Fusion:
         tiles = dict(kernels)
         for root in kernels:
             tiles[root] = self.warp_specialized_tiles(root, fused, tiles, self.compiled) or tiles[root]
-        schedule = stated(fused, tiles, self.compiled)
-        pointers = Schedule(tuple(p for p in schedule.primitives if p.name not in OPTIONAL))
-        for tried in (*(form + Schedule(more) for more in self._pieces((fused, kernels)) for form in (schedule, pointers)), schedule, pointers):
-            try:
-                lower(Program(self.algorithm, tried))
-            except DTError:
-                continue
-            fitting = fit_resources(Program(self.algorithm, tried), self.sizes, itemsize, self.shape.target)
-            return fit_registers(fitting, self.sizes, itemsize, self.shape.target, self._time_of).schedule
+        forms = self._forms(fused, tiles)
+        for tried in (*(form + Schedule(more) for more in self._pieces((fused, kernels)) for form in forms), *forms):
+            if self.is_legal(tried):
+                fitting = fit_resources(Program(self.algorithm, tried), self.sizes, itemsize, self.shape.target)
+                return self.moved.restored(fit_registers(fitting, self.sizes, itemsize, self.shape.target, self._time_of).schedule)
         return None
 
     @cached_property

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from ..algebra.rearrangement import interleavings, rearrangement
 from ..lang import expr as ex
-from ..lang.algorithm import Algorithm
-from ..lang.schedule import Bare, FuseAt, Map, Primitive, Schedule
+from ..lang.algorithm import Algorithm, Definition
+from ..lang.schedule import Bare, FuseAt, Map, Primitive, Program, Schedule
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class RearrangedOutputs:
     outputs: tuple[str, ...]
     stands_for: dict[str, str]  #: Func -> the output that its kernel stores instead
     phases: dict[str, tuple[str, ...]]  #: Func -> its labels that number neighbours of the output
+    left_out: tuple[Definition, ...] = ()  #: of these outputs
 
     @staticmethod
     def of(algorithm: Algorithm, outputs: tuple[str, ...]) -> RearrangedOutputs:
@@ -46,7 +47,8 @@ class RearrangedOutputs:
         sources = {output: source for source, output in found.items()}
         kept = tuple(d for d in algorithm.definitions if d.name not in sources)
         phases = {source: tuple(algorithm[source].labels[pair.phase] for pair in interleavings(algorithm[o].expr)) for source, o in found.items()}  # type: ignore[arg-type]
-        return RearrangedOutputs(algorithm.with_definitions(kept), tuple(sources.get(o, o) for o in outputs), found, phases)
+        left_out = tuple(algorithm[output] for output in sources)
+        return RearrangedOutputs(algorithm.with_definitions(kept), tuple(sources.get(o, o) for o in outputs), found, phases, left_out)
 
     @staticmethod
     def between(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[RearrangedOutputs, Algorithm] | None:
@@ -70,6 +72,10 @@ class RearrangedOutputs:
         fused += tuple(p for g in self.stands_for for p in self._order(g, schedule))
         compiled = (Bare(self.stands_for[p.func], "compile") if p.name == "compile" and p.func in self.stands_for else p for p in schedule.primitives)
         return Schedule((*fused, *compiled))
+
+    def program(self, algorithm: Algorithm, schedule: Schedule) -> Program:
+        """Return the program of the outputs that were asked for; ``algorithm`` is the one to schedule, maybe with more Funcs."""
+        return Program(algorithm.with_definitions((*algorithm.definitions, *self.left_out)), self.restored(schedule))
 
     def _order(self, func: str, schedule: Schedule) -> tuple[Primitive, ...]:
         """Return the statement that has blocks of different phases follow one another."""

@@ -1,13 +1,19 @@
-"""What the kernels of a last layer allocate, as the host half of the emitted file says: no matrix of logits, forward or backward."""
+"""What kernels keep between them. Of a last layer, as the host half of the emitted file says: no matrix of logits, forward or backward."""
 
 import math
 
 import pytest
 import torch
 
+from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.emit.module import emit
+from dtkernels.codegen.pipeline import lower
+from dtkernels.codegen.target import target
 from dtkernels.lang import parse
+from dtkernels.lang.schedule import Program, Sizes
 from dtkernels.runtime.launch.wrapper_recorder import host_text, record
+from dtkernels.runtime.reference.evaluator import extents
 from dtkernels.show import Subject, Written
 
 LIMIT = 256 << 20
@@ -76,3 +82,30 @@ def test_scores_of_long_heads_are_kept_for_a_few_batches_at_once(batch, heads, l
     sizes = {"b": batch, "h": heads, "m": 512, "n": 1024, "l": 512, "d": 1024}
     schedule = Subject(Written("out", parse(HEADS), scheduled=False), "h100", sizes, "fp32").program.schedule
     assert {p.func: (p.args[0].label, p.args[0].size) for p in schedule.primitives if p.name == "chunk"} == dict.fromkeys(("s", "e"), (label, piece))
+
+
+SOFTMAX = """Func y, total, f; In X, W, shift; Var b, o, v; RVar c, r; Extent v = 2 * X[2] + W[2] - 3;
+y[b, o, v] = rdot(where((v + 1 - r) % 2 == 0, X[b, c, (v + 1 - r) / 2], 0), W[c, o, r], c, r);
+total[b, v] = rsum(exp(y[b, o, v]), o); f[b, o, v] = exp(y[b, o, v]) / total[b, v] + shift[o];"""
+
+
+def pieces_of_phases(batch: int, itemsize: int) -> dict[str, tuple[str, int]]:
+    """Return what is in pieces where a softmax of a transposed convolution is asked for, and its sums: Func -> label and size."""
+    prepared = prepare_algorithm(parse(SOFTMAX).algorithm, ("f", "total"))
+    sizes = extents(prepared, {n: torch.empty(s, device="meta") for n, s in (("X", (batch, 64, 4096)), ("W", (64, 128, 4)), ("shift", (128,)))})
+    schedule = default_schedule(prepared, ("f", "total"), sizes, itemsize, target("h200"))
+    assert lower(Program(prepared, schedule))
+    return {p.func: (p.args[0].label, p.args[0].size) for p in schedule.primitives if isinstance(p, Sizes) and p.name == "chunk"}
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("limit", ["", "1", "32", "256"])
+def test_phases_that_a_result_in_order_is_made_of_are_not_cut_apart(limit, itemsize, monkeypatch):
+    """The kernel of the last phases stores the result, which has no label of phases."""
+    monkeypatch.setenv("DTKERNELS_MEMORY_LIMIT", limit)
+    assert pieces_of_phases(64, itemsize) == {}
+
+
+def test_phases_are_kept_for_a_part_of_a_batch_at_once(monkeypatch):
+    monkeypatch.setenv("DTKERNELS_MEMORY_LIMIT", "256")
+    assert pieces_of_phases(512, 2) == {"y_phases": ("b", 128)}
