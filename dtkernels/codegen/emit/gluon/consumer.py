@@ -378,43 +378,62 @@ class Consumer:
     # -- loops in order ---------------------------------------------------------------------------------------------
 
     def _in_order(self, depth: int) -> None:
-        """Emit each loop by itself: a product is issued when its operands are there and awaited where it is read; what is added comes last."""
+        """Emit each loop by itself, with its first product one step ahead."""
         k = self.k
         inner = k.outer_loop(depth)
         for step, (begin, end) in zip(self.p.steps, k.loop_bounds()):
-            lines = self._lines_of(step)
-            if lines:
-                k.line(inner, f"{step.loop.axis.name}_line = {begin} + gl.arange(0, {k.tile(step.loop.axis)}, LINE)")
-            for s in lines:
-                self._load_line(s, step.loop.axis, inner)
-            k.line(inner, f"for {k.counter()} in range({begin}, {end}, {k.advance(step.loop)}):")
-            k.line(inner + 1, "slot = it % STAGES")
-            self._step_in_order(step, inner + 1)
-            k.line(inner + 1, "it += 1")
+            k.line(inner, f"if {begin} < {end}:")
+            self._prologue(step, begin, inner + 1)
+            k.line(inner + 1, f"for {k.counter()} in range({begin}, {end}, {k.advance(step.loop)}):")
+            self._step_in_order(step, end, inner + 2)
+            k.line(inner + 2, "it += 1")
         self._release_resident_tiles(depth)
 
-    def _step_in_order(self, step: LoopStep, depth: int) -> None:
-        k = self.k
-        k.joined_indices(step.loop, depth)
+    def _prologue(self, step: LoopStep, begin: str, depth: int) -> None:
+        """Emit what a loop finds done in its first step: numbers of columns are on their way, and the first product is made."""
+        k, axis, first = self.k, step.loop.axis, step.fresh[0]
+        lines = self._lines_of(step)
+        if lines:
+            k.line(depth, f"{axis.name}_line = {begin} + gl.arange(0, {k.tile(axis)}, LINE)")
+            self._copy_lines(lines, axis, "it", depth)
+        self._multiply_ahead(first, "it", "", depth)
+        self._await_products({first.name}, [first.name], depth)
+
+    def _step_in_order(self, step: LoopStep, end: str, depth: int) -> None:
+        """Emit one step: a product is issued when its operands are there and awaited where it is read; what is added to memory comes last."""
+        k, axis, lines = self.k, step.loop.axis, self._lines_of(step)
         for s in step.loop.body:
             if isinstance(s, Index):
                 self._index(s.axis, s.start, depth)
-        lines = self._lines_of(step)
-        for s in lines:
-            k.line(depth, f"{k.row(s.name, s.value.buffer, s.axes[0])}.index({self._wg()}).store({s.name}_next)")
         if lines:
-            k.line(depth, f"{step.loop.axis.name}_line += {k.tile(step.loop.axis)}")
-        for s in lines:  # of the next step, which are long on their way
-            self._load_line(s, step.loop.axis, depth)
+            k.line(depth, "async_copy.wait_group(0)")
+            k.line(depth, f"{axis.name}_line += {k.tile(axis)}")
+            self._copy_lines(lines, axis, "(it + 1)", depth)
         loads = [s for s in step.work if isinstance(s, Let) and isinstance(s.value, Load) and s not in lines]
-        for s in loads:
+        for s in loads:  # they arrive while the first products run
             self._statement(s, depth)
-        self._fresh("slot", "it", depth)
-        flying = [q.name for q in step.fresh]
-        rest = [s for s in step.work if s not in loads]
+        k.line(depth, "slot = it % STAGES")
+        first, *others = step.fresh
+        ahead = self._rings_of(first)
+        self._await([r for r in self.p.rings if r not in ahead], "slot", "it", depth)
+        for q in others:
+            self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), "slot"), "slot", "", depth)
+        flying = self._work_in_order(step, [s for s in step.work if s not in loads], [q.name for q in others], depth)
+        for a in step.added:
+            self._await_products({f"{a.store.buffer}_part"}, flying, depth)
+        self._multiply_ahead(first, "(it + 1)", f"{k.counter()} + {k.advance(step.loop)} < {end}", depth)
+        flying.append(first.name)
+        for a in step.added:
+            self._through(a.store, f"{a.store.buffer}_part", depth)
+        self._await_products(set(flying), flying, depth)
+        self._release_slots(list(self.p.rings), "slot", depth)
+
+    def _work_in_order(self, step: LoopStep, work: list[Let | Assign], flying: list[str], depth: int) -> list[str]:
+        """Emit the elementwise work, and each product as soon as what it multiplies is computed; return the products in flight."""
+        k, lines = self.k, self._lines_of(step)
         waiting: list[Product | AddedProduct] = [*step.added, *step.chained]
-        for i in range(len(rest) + 1):
-            unknown = {s.name for s in rest[i:]}
+        for i in range(len(work) + 1):
+            unknown = {s.name for s in work[i:]}
             for q in [q for q in waiting if not _names(q.left) & unknown]:
                 waiting.remove(q)
                 self._await_products(_names(q.left), flying, depth)
@@ -423,23 +442,34 @@ class Consumer:
                     self._multiply_terms(q, depth)
                     flying.append(f"{q.store.buffer}_part")
                 else:
-                    k.line(depth, f"{q.name}_left = gl.convert_layout({k.expr.text(q.left, (q.rows, *q.axes))}.to({q.right.name}_tiles.dtype), gl.DotOperandLayout(0, MMA_{q.columns.name}, 2))")
+                    value = f"{k.expr.text(q.left, (q.rows, *q.axes))}.to({q.right.name}_tiles.dtype)"
+                    k.line(depth, f"{q.name}_left = gl.convert_layout({value}, gl.DotOperandLayout(0, MMA_{q.columns.name}, 2))")
                     self._multiply(q, f"{q.name}_left", "slot", q.name, depth)
                     flying.append(q.name)
-            if i < len(rest):
-                self._await_products(_names(rest[i].value), flying, depth)
-                if rest[i] in lines:
-                    k.line(depth, f"{rest[i].name} = {rest[i].name}_row.index({self._wg()}).load({k.expr.layout(rest[i].axes)}).to(gl.float32)")
-                else:
-                    self._statement(rest[i], depth)
-        for a in step.added:
-            self._await_products({f"{a.store.buffer}_part"}, flying, depth)
-            self._through(a.store, f"{a.store.buffer}_part", depth)
-        self._await_products(set(flying), flying, depth)
-        self._release_slots(list(self.p.rings), "slot", depth)
+            if i == len(work):
+                return flying
+            self._await_products(_names(work[i].value), flying, depth)
+            if work[i] in lines:
+                row = f"{work[i].name}_row.index({self._line_place('it')}).load({k.expr.layout(work[i].axes)})"
+                k.line(depth, f"{work[i].name} = {row}.to(gl.float32)")
+            else:
+                self._statement(work[i], depth)
+        raise AssertionError("unreachable")
+
+    def _rings_of(self, q: Product) -> list[Ring]:
+        """Return the rings that a product of two loaded tiles reads."""
+        return [r for r in self.p.rings if {t.name for t in r.tiles} & {q.loaded_left.name, q.right.name}]
+
+    def _multiply_ahead(self, q: Product, it: str, when: str, depth: int) -> None:
+        """Start a product of loaded tiles for step ``it``. Where there is none, ``when`` is false, and what it makes is not used."""
+        slot = "ahead"
+        self.k.line(depth, f"{slot} = {it} % STAGES")
+        for ring in self._rings_of(q):
+            self.k.line(depth, f"mbarrier.wait({ring.name}_full.index({slot}), {it} // STAGES & 1{f', pred={when}' if when else ''})")
+        self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), slot), slot, "", depth)
 
     def _lines_of(self, step: LoopStep) -> list[Let]:
-        """Return the loads of one number for each column. They pass through shared memory: a load by each thread would be awaited in each step."""
+        """Return the loads of one number for each column. They are copied to shared memory a step ahead: registers are scarce."""
         axis = step.loop.axis
         return [
             s
@@ -448,17 +478,26 @@ class Consumer:
             and all(i == Position(axis) or not axes_of(i) for i in s.value.index)
         ]  # fmt: skip
 
-    def _load_line(self, s: Let, axis: Axis, depth: int) -> None:
+    def _line_place(self, it: str) -> str:
+        return f"({it} & 1) * {self.p.consumers} + {self._wg()}"
+
+    def _copy_lines(self, lines: list[Let], axis: Axis, it: str, depth: int) -> None:
+        for s in lines:
+            self._copy_line(s, axis, it, depth)
+        self.k.line(depth, "async_copy.commit_group()")
+
+    def _copy_line(self, s: Let, axis: Axis, it: str, depth: int) -> None:
         k, load = self.k, s.value
         assert isinstance(load, Load)
         texts = [f"{axis.name}_line" if axes_of(i) else k.expr.text(i, ()) for i in load.index]
-        pointer = " + ".join([f"{load.buffer}_ptr", *(f"({t}) * {load.buffer}_stride_{d}" for t, d in zip(texts, k.dimensions(load.buffer)))])
+        factors = [t if re.fullmatch(r"\w+", t) else f"({t})" for t in texts]
+        pointer = " + ".join([f"{load.buffer}_ptr", *(f"{t} * {load.buffer}_stride_{d}" for t, d in zip(factors, k.dimensions(load.buffer)))])
         mask = [f"({axis.name}_line < {k.size(axis.label)})"]
         for d in load.checked:
             k.bounds[(load.buffer, d)] = None
             mask += [] if never_negative(load.index[d]) else [f"({texts[d]} >= 0)"]
             mask.append(f"({texts[d]} < {load.buffer}_size_{d})")
-        k.line(depth, f"{s.name}_next = gl.load({pointer}, mask={' & '.join(mask)}, other=0.0)")
+        k.line(depth, f"copy_line({k.row(s.name, load.buffer, axis)}.index({self._line_place(it)}), {pointer}, {' & '.join(mask)})")
 
     def _await_products(self, names: set[str], flying: list[str], depth: int) -> None:
         """Wait for the products in flight up to the last of ``names``."""

@@ -206,7 +206,7 @@ class GluonPrinter(_KernelPrinter):
         for name, put in self.puts.items():
             lines.append(self._tiles(name, put, str(p.consumers)))
         for name, (buffer, axis) in self.rows_of_columns.items():
-            shape = f"[{p.consumers}, {self.tile(axis)}]"
+            shape = f"[{2 * p.consumers}, {self.tile(axis)}]"
             lines.append(f"    {name}_row = gl.allocate_shared_memory({buffer}_ptr.dtype.element_ty, {shape}, gl.SwizzledSharedLayout(1, 1, 1, [0]))")
         for added in p.last.added:
             lines.append(self._terms(added))
@@ -235,7 +235,7 @@ class GluonPrinter(_KernelPrinter):
         fixed = [self._bytes(t.value, self.shared(t) or "1") for t in self.plan.resident] + [
             self._bytes(put, str(self.plan.consumers)) for put in self.puts.values()
         ]
-        fixed += [f"{4 * self.plan.consumers} * {self._value(self.tile(axis))}" for _, axis in self.rows_of_columns.values()]
+        fixed += [f"{8 * self.plan.consumers} * {self._value(self.tile(axis))}" for _, axis in self.rows_of_columns.values()]
         fixed += [f"2 * 2 * {self.plan.rows.tile} * {self._value(self.tile(a.rows))}" for a in self.plan.last.added]
         each = [self._bytes(tile.value, self.shared(tile) or "1") for _, tile in ring_tiles(self.plan)]
         return f"ring_stages({self.plan.stages}, {' + '.join(fixed) or '0'}, {' + '.join(each)})"
