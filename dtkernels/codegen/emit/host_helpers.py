@@ -186,6 +186,11 @@ def warpgroups(*tensors):
     return fits and (first.is_meta or first.is_cuda and torch.cuda.get_device_capability(first.device) == (9, 0))
 
 
+def words(*tensors):
+    """Whether the elements of tensors have 4 bytes, the least that a copy to shared memory brings."""
+    return all(t.element_size() == 4 for t in tensors)
+
+
 def float8_warpgroups(*tensors):
     """Whether tensors are float8 that warpgroups of compute capability 9.0 multiply: all of one dtype."""
     kinds, (first, *_) = {t.dtype for t in tensors}, tensors

@@ -15,7 +15,7 @@ from ..ir.nest import Kernel
 from ..pipeline import forms, lower, prelower
 from ..target import Target
 from ..transforms.warp_specialize.plan import WarpSpecializedKernel
-from .gluon.expr import COPY_LINE, IMPORTS, TMA_ADD, helper
+from .gluon.expr import COPY, IMPORTS, TMA_ADD, helper
 from .gluon.kernel import print_gluon
 from .host_helpers import SUPPORT
 from .host_wrapper import Wrapper, launch_comment, plain_labels
@@ -59,7 +59,7 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     minimum = FLOAT8_DEPTH if any("max_num_imprecise_acc" in t.source for t in everything) else 16 if any("tl.dot" in t.source for t in everything) else 1
     gluon = [t for t in everything if t.warps]
     parts = ["import torch\nimport triton\nimport triton.language as tl\n" + (IMPORTS if gluon else "")]
-    parts += [text for call, text in (("tma_add(", TMA_ADD), ("copy_line(", COPY_LINE)) if any(call in t.source for t in gluon)]
+    parts += [text for call, text in (("tma_add(", TMA_ADD), ("copy_to_shared(", COPY)) if any(call in t.source for t in gluon)]
     parts += [HELPERS[h] for h in helpers]
     parts += [helper(h) for h in sorted({h for t in gluon for h in t.helpers})]
     parts += [

@@ -33,7 +33,6 @@ from ...ir.nest import (
     Statement,
     Store,
     Tile,
-    axes_of,
     mask_axes,
     statement_kind,
 )
@@ -383,38 +382,30 @@ class Consumer:
         inner = k.outer_loop(depth)
         for step, (begin, end) in zip(self.p.steps, k.loop_bounds()):
             k.line(inner, f"if {begin} < {end}:")
-            self._prologue(step, begin, inner + 1)
+            self._prologue(step, inner + 1)
             k.line(inner + 1, f"for {k.counter()} in range({begin}, {end}, {k.advance(step.loop)}):")
             self._step_in_order(step, end, inner + 2)
             k.line(inner + 2, "it += 1")
         self._release_resident_tiles(depth)
 
-    def _prologue(self, step: LoopStep, begin: str, depth: int) -> None:
-        """Emit what a loop finds done in its first step: numbers of columns are on their way, and the first product is made."""
-        k, axis, first = self.k, step.loop.axis, step.fresh[0]
-        lines = self._lines_of(step)
-        if lines:
-            k.line(depth, f"{axis.name}_line = {begin} + gl.arange(0, {k.tile(axis)}, LINE)")
-            self._copy_lines(lines, axis, "it", depth)
+    def _prologue(self, step: LoopStep, depth: int) -> None:
+        """Emit what a loop finds done in its first step: the first product."""
+        first = step.fresh[0]
         self._multiply_ahead(first, "it", "", depth)
         self._await_products({first.name}, [first.name], depth)
 
     def _step_in_order(self, step: LoopStep, end: str, depth: int) -> None:
         """Emit one step: a product is issued when its operands are there and awaited where it is read; what is added to memory comes last."""
-        k, axis, lines = self.k, step.loop.axis, self._lines_of(step)
+        k = self.k
         for s in step.loop.body:
             if isinstance(s, Index):
                 self._index(s.axis, s.start, depth)
-        if lines:
-            k.line(depth, "async_copy.wait_group(0)")
-            k.line(depth, f"{axis.name}_line += {k.tile(axis)}")
-            self._copy_lines(lines, axis, "(it + 1)", depth)
-        loads = [s for s in step.work if isinstance(s, Let) and isinstance(s.value, Load) and s not in lines]
+        loads = [s for s in step.work if isinstance(s, Let) and isinstance(s.value, Load) and s not in step.lines]
         for s in loads:  # they arrive while the first products run
             self._statement(s, depth)
         k.line(depth, "slot = it % STAGES")
         first, *others = step.fresh
-        ahead = self._rings_of(first)
+        ahead = self.p.rings_of(first)
         self._await([r for r in self.p.rings if r not in ahead], "slot", "it", depth)
         for q in others:
             self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), "slot"), "slot", "", depth)
@@ -430,7 +421,7 @@ class Consumer:
 
     def _work_in_order(self, step: LoopStep, work: list[Let | Assign], flying: list[str], depth: int) -> list[str]:
         """Emit the elementwise work, and each product as soon as what it multiplies is computed; return the products in flight."""
-        k, lines = self.k, self._lines_of(step)
+        k = self.k
         waiting: list[Product | AddedProduct] = [*step.added, *step.chained]
         for i in range(len(work) + 1):
             unknown = {s.name for s in work[i:]}
@@ -449,55 +440,19 @@ class Consumer:
             if i == len(work):
                 return flying
             self._await_products(_names(work[i].value), flying, depth)
-            if work[i] in lines:
-                row = f"{work[i].name}_row.index({self._line_place('it')}).load({k.expr.layout(work[i].axes)})"
-                k.line(depth, f"{work[i].name} = {row}.to(gl.float32)")
+            if work[i] in step.lines:
+                k.line(depth, f"{work[i].name} = {work[i].name}_row.index(slot).load({k.expr.layout(work[i].axes)}).to(gl.float32)")
             else:
                 self._statement(work[i], depth)
         raise AssertionError("unreachable")
-
-    def _rings_of(self, q: Product) -> list[Ring]:
-        """Return the rings that a product of two loaded tiles reads."""
-        return [r for r in self.p.rings if {t.name for t in r.tiles} & {q.loaded_left.name, q.right.name}]
 
     def _multiply_ahead(self, q: Product, it: str, when: str, depth: int) -> None:
         """Start a product of loaded tiles for step ``it``. Where there is none, ``when`` is false, and what it makes is not used."""
         slot = "ahead"
         self.k.line(depth, f"{slot} = {it} % STAGES")
-        for ring in self._rings_of(q):
+        for ring in self.p.rings_of(q):
             self.k.line(depth, f"mbarrier.wait({ring.name}_full.index({slot}), {it} // STAGES & 1{f', pred={when}' if when else ''})")
         self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), slot), slot, "", depth)
-
-    def _lines_of(self, step: LoopStep) -> list[Let]:
-        """Return the loads of one number for each column. They are copied to shared memory a step ahead: registers are scarce."""
-        axis = step.loop.axis
-        return [
-            s
-            for s in step.work
-            if isinstance(s, Let) and isinstance(s.value, Load) and s.axes == (axis,) and not s.value.whole and not s.value.other
-            and all(i == Position(axis) or not axes_of(i) for i in s.value.index)
-        ]  # fmt: skip
-
-    def _line_place(self, it: str) -> str:
-        return f"({it} & 1) * {self.p.consumers} + {self._wg()}"
-
-    def _copy_lines(self, lines: list[Let], axis: Axis, it: str, depth: int) -> None:
-        for s in lines:
-            self._copy_line(s, axis, it, depth)
-        self.k.line(depth, "async_copy.commit_group()")
-
-    def _copy_line(self, s: Let, axis: Axis, it: str, depth: int) -> None:
-        k, load = self.k, s.value
-        assert isinstance(load, Load)
-        texts = [f"{axis.name}_line" if axes_of(i) else k.expr.text(i, ()) for i in load.index]
-        factors = [t if re.fullmatch(r"\w+", t) else f"({t})" for t in texts]
-        pointer = " + ".join([f"{load.buffer}_ptr", *(f"{t} * {load.buffer}_stride_{d}" for t, d in zip(factors, k.dimensions(load.buffer)))])
-        mask = [f"({axis.name}_line < {k.size(axis.label)})"]
-        for d in load.checked:
-            k.bounds[(load.buffer, d)] = None
-            mask += [] if never_negative(load.index[d]) else [f"({texts[d]} >= 0)"]
-            mask.append(f"({texts[d]} < {load.buffer}_size_{d})")
-        k.line(depth, f"copy_line({k.row(s.name, load.buffer, axis)}.index({self._line_place(it)}), {pointer}, {' & '.join(mask)})")
 
     def _await_products(self, names: set[str], flying: list[str], depth: int) -> None:
         """Wait for the products in flight up to the last of ``names``."""

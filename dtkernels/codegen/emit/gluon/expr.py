@@ -35,19 +35,11 @@ def tma_add_of_builder(desc, coord, src, _semantic=None):
 
 tma_add = getattr(tma, "async_atomic_add", tma_add_of_builder)
 """
-#: for numbers of columns, which copies without registers bring in words
-COPY_LINE = """
+#: for numbers of columns, which are copied by words
+COPY = """
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 copy_to_shared = async_copy.async_load if new_names else async_copy.async_copy_global_to_shared
-
-
-@gluon.jit
-def copy_line(row, pointer, mask):
-    if row.dtype.primitive_bitwidth == 32:
-        copy_to_shared(row, pointer, mask=mask)
-    else:
-        row.store(gl.load(pointer, mask=mask, other=0.0))
 """
 _OWN = {
     "sigmoid": """

@@ -9,7 +9,8 @@ from dataclasses import replace
 from ....lang.algorithm import Algorithm
 from ...analysis.product_types import Operands
 from ...ir import nest
-from ...ir.nest import Axis, DescriptorLoad, DescriptorLoadLet, DescriptorStore, Index, Let, Loop, Tile
+from ...ir.nest import Axis, DescriptorLoad, DescriptorLoadLet, DescriptorStore, Index, Let, LoadLet, Loop, Tile, axes_of
+from ...ir.value_type import never_negative
 from ...transforms.warp_specialize.plan import REGISTERS, AddedProduct, Ring, WarpSpecializedKernel, producer_names, ring_tiles
 from ..device_scalars import scalar_loads
 from ..triton.grid import grid_lines, grid_size
@@ -19,6 +20,7 @@ from .consumer import Consumer, put_name
 from .expr import GluonExpressions, gluon_text
 
 INFIX = "_gluon"
+WORD = 4  #: bytes of a number of a column
 NARROWEST = 64  #: columns of 16 bits that shared memory holds side by side: of fewer no part can be multiplied
 
 
@@ -40,7 +42,6 @@ class GluonPrinter(_KernelPrinter):
         self.started = self.started | {plan.rows}
         self.boxes: dict[str, tuple[str, ...]] = {}  #: descriptor -> its box
         self.accesses: dict[str, DescriptorLoad | DescriptorStore] = {}
-        self.rows_of_columns: dict[str, tuple[str, Axis]] = {}  #: local of one number for each column -> (buffer, columns)
         self.added = {id(a.store): a for step in plan.steps for a in step.added}
         self.puts = {put_name(s): s for s in (*plan.after, *(a.store for a in plan.last.added)) if isinstance(s, DescriptorStore)}
 
@@ -63,6 +64,8 @@ class GluonPrinter(_KernelPrinter):
         text.grid, text.labels = grid_size(replace(self.kernel, num_warps=32)), tuple(self.sizes)  # one program a multiprocessor
         multiplied = [a for a in self.accesses.values() if isinstance(a, DescriptorLoad) or not self.plan.float8 and id(a) not in self.added]
         text.warps, text.condition = 4, f"{'float8_' if self.plan.float8 else ''}warpgroups({', '.join(self._given(a.buffer) for a in multiplied)})"
+        if self.plan.lines:
+            text.condition += f" and words({', '.join(dict.fromkeys(self._given(line.value.buffer) for line in self.plan.lines))})"
         text.dense = self.dense_conditions(self.accesses.values())
         return text
 
@@ -77,11 +80,6 @@ class GluonPrinter(_KernelPrinter):
     def length(self, axis: Axis) -> str:
         """Return the constant that holds the length of ``axis`` in a consumer's tile."""
         return self.share() if axis == self.plan.rows else self.tile(axis)
-
-    def row(self, name: str, buffer: str, axis: Axis) -> str:
-        """Return the name of the shared memory that numbers of columns pass through."""
-        self.rows_of_columns[name] = (buffer, axis)
-        return f"{name}_row"
 
     def part(self, added: AddedProduct) -> str:
         """Return the constant that holds how many columns one consumer adds: its part of all rows' sums, or where that is narrow all of its own rows'."""
@@ -132,7 +130,7 @@ class GluonPrinter(_KernelPrinter):
         body = "\n".join(lines)
         main = self.expr.main.name
         columns = {a.name: a for a in (q.columns for q in (*self.plan.last.fresh, *self.plan.last.chained, *self.plan.last.direct))}
-        layouts = ["    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])"] if re.search(r"\bLINE\b", body) else []
+        layouts = ["    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])"] if re.search(r"\bLINE\b", body) else []
         if re.search(r"\bROWS\b", body):
             layouts.append(f"    ROWS: gl.constexpr = gl.SliceLayout(1, MMA_{main})")
         for n in columns:
@@ -199,15 +197,15 @@ class GluonPrinter(_KernelPrinter):
         for ring in p.rings:
             for tile in ring.tiles:
                 lines.append(self._tiles(tile.name, tile.value, "STAGES" + (f" * {self.shared(tile)}" if self.shared(tile) else "")))
-            starts += self._barriers(ring.name, "STAGES", 1 if p.turns else p.consumers)
+            starts += self._barriers(ring.name, "STAGES", 1 if p.turns else p.consumers, copies=bool(self._lines_in(ring)))
         if p.turns:
             starts += ["    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())", "    for i in gl.static_range(2):",
                        "        mbarrier.init(turn.index(i), count=1)"]  # fmt: skip
         for name, put in self.puts.items():
             lines.append(self._tiles(name, put, str(p.consumers)))
-        for name, (buffer, axis) in self.rows_of_columns.items():
-            shape = f"[{2 * p.consumers}, {self.tile(axis)}]"
-            lines.append(f"    {name}_row = gl.allocate_shared_memory({buffer}_ptr.dtype.element_ty, {shape}, gl.SwizzledSharedLayout(1, 1, 1, [0]))")
+        for line in p.lines:
+            shape = f"[STAGES, {self.tile(line.axes[0])}]"
+            lines.append(f"    {line.name}_row = gl.allocate_shared_memory({line.value.buffer}_ptr.dtype.element_ty, {shape}, gl.SwizzledSharedLayout(1, 1, 1, [0]))")
         for added in p.last.added:
             lines.append(self._terms(added))
             starts += self._barriers(added.store.buffer, "2", p.consumers, ("ready",))
@@ -225,9 +223,9 @@ class GluonPrinter(_KernelPrinter):
         layout = f"    {name}_layout_terms: gl.constexpr = gl.NVMMASharedLayout.get_default_for({shape}, {dtype})"
         return f"{layout}\n    {name}_terms = gl.allocate_shared_memory({dtype}, [{2 * self.plan.consumers}, {shape[1:]}, {name}_layout_terms)"
 
-    def _barriers(self, name: str, count: str, readers: int, kinds: tuple[str, ...] = ("full", "free")) -> list[str]:
+    def _barriers(self, name: str, count: str, readers: int, kinds: tuple[str, ...] = ("full", "free"), copies: bool = False) -> list[str]:
         made = [f"    {name}_{what} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())" for what in kinds]
-        start = [f"mbarrier.init({name}_{what}.index(i), count={1 if what == 'full' else readers})" for what in kinds]
+        start = [f"mbarrier.init({name}_{what}.index(i), count={(33 if copies else 1) if what == 'full' else readers})" for what in kinds]
         return [*made, f"    for i in gl.static_range({count}):", *(f"        {s}" for s in start)]
 
     def _stages(self) -> str:
@@ -235,9 +233,9 @@ class GluonPrinter(_KernelPrinter):
         fixed = [self._bytes(t.value, self.shared(t) or "1") for t in self.plan.resident] + [
             self._bytes(put, str(self.plan.consumers)) for put in self.puts.values()
         ]
-        fixed += [f"{8 * self.plan.consumers} * {self._value(self.tile(axis))}" for _, axis in self.rows_of_columns.values()]
         fixed += [f"2 * 2 * {self.plan.rows.tile} * {self._value(self.tile(a.rows))}" for a in self.plan.last.added]
         each = [self._bytes(tile.value, self.shared(tile) or "1") for _, tile in ring_tiles(self.plan)]
+        each += [f"{WORD} * {self._value(self.tile(line.axes[0]))}" for line in self.plan.lines]
         return f"ring_stages({self.plan.stages}, {' + '.join(fixed) or '0'}, {' + '.join(each)})"
 
     def _bytes(self, access: DescriptorLoad | DescriptorStore, count: str) -> str:
@@ -270,7 +268,8 @@ class GluonPrinter(_KernelPrinter):
             self.line(inner, f"for {self.counter()} in range({begin}, {end}, {self.advance(p.last.loop)}):")
             self.joined_indices(p.last.loop, inner + 1)
             self.line(inner + 1, "slot = it % STAGES")
-            for ring in p.rings:
+            first = p.rings_of(p.last.fresh[0]) if p.in_order else []  # what a step waits for first
+            for ring in sorted(p.rings, key=lambda r: r not in first):
                 self._load_ring(ring, inner + 1)
             self.line(inner + 1, "it += 1")
         self.line(depth, "done += 1")
@@ -319,6 +318,29 @@ class GluonPrinter(_KernelPrinter):
                 place = f"slot * {self.shared(tile)} + {w}" if self.shared(tile) else "slot"
                 where = self.coordinates(tile.value, str(w))
                 self.line(depth, f"tma_load({desc}, {where}, {ring.name}_full.index(slot), {tile.name}_tiles.index({place}))")
+        self._copy_lines(ring, depth)
+
+    def _lines_in(self, ring: Ring) -> tuple[LoadLet, ...]:
+        """Return the numbers of columns that come with a ring: all with the first that a step waits for."""
+        return self.plan.lines if self.plan.lines and ring is self.plan.rings_of(self.plan.last.fresh[0])[0] else ()
+
+    def _copy_lines(self, ring: Ring, depth: int) -> None:
+        """Copy numbers of columns, by words, since their rows start at any multiple of these; each thread reports when its copies have come."""
+        for axis in {s.axes[0] for s in self._lines_in(ring)}:
+            self.line(depth, f"{axis.name}_line = {self.counter()} + gl.arange(0, {self.tile(axis)}, LINE)")
+        for s in self._lines_in(ring):
+            axis, load = s.axes[0], s.value
+            texts = [f"{axis.name}_line" if axes_of(i) else self.expr.text(i, ()) for i in load.index]
+            factors = [t if re.fullmatch(r"\w+", t) else f"({t})" for t in texts]
+            pointer = " + ".join([f"{load.buffer}_ptr", *(f"{t} * {load.buffer}_stride_{d}" for t, d in zip(factors, self.dimensions(load.buffer)))])
+            mask = [f"({axis.name}_line < {self.size(axis.label)})"]
+            for d in load.checked:
+                self.bounds[(load.buffer, d)] = None
+                mask += [] if never_negative(load.index[d]) else [f"({texts[d]} >= 0)"]
+                mask.append(f"({texts[d]} < {load.buffer}_size_{d})")
+            self.line(depth, f"copy_to_shared({s.name}_row.index(slot), {pointer}, mask={' & '.join(mask)})")
+        if self._lines_in(ring):
+            self.line(depth, f"async_copy.mbarrier_arrive({ring.name}_full.index(slot), increment_count=False)")
 
     # -- what producer and consumers both do --------------------------------------------------------------------------
 

@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...ir.nest import Assign, Axis, DescriptorLoadLet, DescriptorStore, Kernel, Let, Local, Loop, Statement, Tile
+from ...ir.nest import (
+    Assign,
+    Axis,
+    DescriptorLoadLet,
+    DescriptorStore,
+    Kernel,
+    Let,
+    LoadLet,
+    Local,
+    Loop,
+    Position,
+    Statement,
+    Tile,
+    axes_of,
+    is_load,
+)
 
 REGISTERS = {1: (240, 24), 2: (240, 24), 4: (120, 24)}  #: consumers -> registers of a consumer thread, of a producer thread
 HALF = frozenset({64, 128})  #: rows that one consumer may have
@@ -77,6 +92,13 @@ class LoopStep:
     direct: tuple[Product, ...]
     added: tuple[AddedProduct, ...] = ()
 
+    @property
+    def lines(self) -> tuple[LoadLet, ...]:
+        """Return the loads of one number for each column of the loop's tiles, in an order that memory has."""
+        axis = self.loop.axis
+        loads = [s for s in self.work if is_load(s) and s.axes == (axis,) and not s.value.whole and not s.value.other]
+        return tuple(s for s in loads if all(i == Position(axis) or not axes_of(i) for i in s.value.index))
+
 
 @dataclass(frozen=True)
 class Ring:
@@ -125,6 +147,15 @@ class WarpSpecializedKernel:
         return bool(self.last.added) or self.outer is not None or plain
 
     @property
+    def lines(self) -> tuple[LoadLet, ...]:
+        """Return the loads of numbers of columns that the producer copies to shared memory; consumers have no registers to load them ahead."""
+        return self.last.lines if self.in_order else ()
+
+    def rings_of(self, q: Product) -> list[Ring]:
+        """Return the rings that a product of two loaded tiles reads."""
+        return [r for r in self.rings if {t.name for t in r.tiles} & {q.loaded_left.name, q.right.name}]
+
+    @property
     def crossing(self) -> frozenset[str]:
         """Return the tiles of which each consumer reads the rows of the others too."""
         return frozenset(a.right.name for a in self.last.added)
@@ -144,7 +175,7 @@ def producer_names(p: WarpSpecializedKernel) -> set[str]:
     values = {s.name: s.value for s in (*p.before, *p.inside) if isinstance(s, Let)}
     loops = [step.loop for step in p.steps] + ([p.outer] if p.outer else [])
     bounds = [t for loop in loops for t in (loop.begin, loop.end)] if p.in_order else [p.steps[0].loop.begin, p.last.loop.end]
-    ends = [t for t in bounds if t is not None]
+    ends = [t for t in bounds if t is not None] + [i for s in p.lines for i in s.value.index]
     found, todo = set[str](), [*(s.value for s in p.resident), *(t.value for _, t in ring_tiles(p)), *ends]
     while todo:
         for n in todo.pop().walk():
