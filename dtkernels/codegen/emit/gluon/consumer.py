@@ -401,6 +401,7 @@ class Consumer:
             if isinstance(s, Index):
                 self._index(s.axis, s.start, depth)
         loads = [s for s in step.work if isinstance(s, Let) and isinstance(s.value, Load) and s not in step.lines]
+        started = {q.start.name for q in step.fresh if q.start}
         for s in loads:  # they arrive while the first products run
             self._statement(s, depth)
         k.line(depth, "slot = it % STAGES")
@@ -408,8 +409,14 @@ class Consumer:
         ahead = self.p.rings_of(first)
         self._await([r for r in self.p.rings if r not in ahead], "slot", "it", depth)
         for q in others:
-            self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), "slot"), "slot", "", depth)
-        flying = self._work_in_order(step, [s for s in step.work if s not in loads], [q.name for q in others], depth)
+            start = ""
+            if q.start:
+                start = f"{q.name}_start"
+                self._line(next(s for s in step.lines if s.name == q.start.name), depth)
+                shape = f"[{k.share()}, {k.length(q.columns)}]"
+                k.line(depth, f"{start} = gl.full({shape}, 0.0, gl.float32, MMA_{q.columns.name}) + {q.start.name}[None, :]")
+            self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), "slot"), "slot", start, depth)
+        flying = self._work_in_order(step, [s for s in step.work if s not in loads and s.name not in started], [q.name for q in others], depth)
         for a in step.added:
             self._await_products({f"{a.store.buffer}_part"}, flying, depth)
         self._multiply_ahead(first, "(it + 1)", f"{k.counter()} + {k.advance(step.loop)} < {end}", depth)
@@ -441,10 +448,13 @@ class Consumer:
                 return flying
             self._await_products(_names(work[i].value), flying, depth)
             if work[i] in step.lines:
-                k.line(depth, f"{work[i].name} = {work[i].name}_row.index(slot).load({k.expr.layout(work[i].axes)}).to(gl.float32)")
+                self._line(work[i], depth)
             else:
                 self._statement(work[i], depth)
         raise AssertionError("unreachable")
+
+    def _line(self, s: Let, depth: int) -> None:
+        self.k.line(depth, f"{s.name} = {s.name}_row.index(slot).load({self.k.expr.layout(s.axes)}).to(gl.float32)")
 
     def _multiply_ahead(self, q: Product, it: str, when: str, depth: int) -> None:
         """Start a product of loaded tiles for step ``it``. Where there is none, ``when`` is false, and what it makes is not used."""

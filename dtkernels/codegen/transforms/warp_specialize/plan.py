@@ -43,6 +43,7 @@ class Product:
     rows: Axis
     columns: Axis
     rest: Product | None = None  #: the product of the second tiles of a whole extent, which adds to this one
+    start: Local | None = None  #: numbers of columns that a fresh product adds to, which takes no registers beside it
 
     @property
     def whole_columns(self) -> Axis:

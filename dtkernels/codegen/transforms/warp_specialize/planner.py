@@ -91,8 +91,25 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
         behind,
         outer,
     )
+    if found.in_order:
+        found = replace(found, steps=tuple(_with_starts(step) for step in steps))
     check_plan(found)
     return found
+
+
+def _with_starts(step: LoopStep) -> LoopStep:
+    """Let fresh products start from the numbers of columns that they are added to, where nothing else reads either."""
+    lines, read = {s.name for s in step.lines}, [n for v in nest.values((*step.work, *step.moves)) for n in v.walk() if isinstance(n, Local)]
+    read += [n for q in (*step.chained, *step.added) for n in q.left.walk() if isinstance(n, Local)]
+    fresh, work = list(step.fresh), []
+    for s in step.work:
+        match s.value:
+            case Op("+", (Local(name) as product, Local(line) as start)) if line in lines and sum(n.name in (name, line) for n in read) == 2:
+                for i, q in enumerate(fresh[1:], 1):  # the first is made a step ahead
+                    if q.name == name:
+                        fresh[i], s = replace(q, start=start), replace(s, value=product)
+        work.append(s)
+    return replace(step, fresh=tuple(fresh), work=tuple(work))
 
 
 def _without_outer(kernel: Kernel) -> tuple[Loop | None, Kernel]:
