@@ -294,7 +294,7 @@ class Fusion:
             kernels = lower(Program(self.algorithm, stated(fused, {**tiles, root: found}, compiled)))
         except DTError:
             return None
-        return found if any(k.name == root and backend(k, self.shape.target)[0] == "gluon" for k in kernels) else None
+        return found if any(k.func == root and k.descriptors and backend(k, self.shape.target)[0] == "gluon" for k in kernels) else None
 
     def may_never_store(self, fused: tuple[Primitive, ...]) -> bool:
         """Return whether a Func is stored from inside loops of another, of which one may be empty: it would never be written."""

@@ -6,6 +6,8 @@ beside the accumulators, and as many stages as shared memory holds.
 
 from __future__ import annotations
 
+import math
+
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.expr import SLOW
@@ -19,7 +21,9 @@ ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
 _LONG = tuple(fn for fn in SLOW if fn not in ("exp", "exp2", "sqrt", "rsqrt"))
 SHORTEST_LOOP = 4096  #: elements from which on consumers of 64 columns repay what it takes to start them
-MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the default takes what was measured
+MOST_PRODUCTS = {1: 2, 2: 4}  #: sums of a kernel -> products; schedules may ask for more, the default takes what was measured
+PARTS = (1, 2, 4, 8)  #: of a loop around the loop, where blocks alone leave multiprocessors idle
+BUSY = 0.9  #: of the multiprocessors' time in whole rounds of blocks
 
 
 def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig | None:
@@ -27,19 +31,23 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     algorithm, sizes = shape.algorithm, shape.sizes
     labels, looped = algorithm[root].labels, reduction_labels(algorithm, root)
     dots = [d for m in members for d in shape.dots(m)]
-    if shape.target.arch != 90 or shape.itemsize != 2 or not 2 <= len(dots) <= MOST_PRODUCTS or len(looped) != 1 or not shape.dots(root):
+    sums = 1 + sum(1 for m in members[1:] if m in shape.outputs and shape.dots(m))
+    if shape.target.arch != 90 or shape.itemsize != 2 or not 2 <= len(dots) <= MOST_PRODUCTS.get(sums, 0) or not shape.dots(root):
         return None
     if any(shape.operand_bytes(d) != 2 for d in dots) or algorithm.has_float8:  # which the form does not have
         return None
-    (loop,) = looped
+    loop = max(looped, key=lambda x: sizes[x], default="")
+    around = tuple(x for x in looped if x != loop)
+    if not looped or len(around) > (sums > 1):
+        return None
     own = [d for d in shape.dots(root) if loop in d.labels]
     rows = _rows(shape, own[0], labels) if own else None
     wide = [label for label in labels[-1:] if label != rows]
     if rows is None or not wide or next_power_of_two(sizes[wide[0]]) not in COLUMNS or sizes[rows] <= 64:
         return None
-    whole = {
-        label for m in members for label in (*algorithm[m].labels, *reduction_labels(algorithm, m)) if label not in (*labels[:-1], loop)
-    }
+    whole = {label for m in members for label in (*algorithm[m].labels, *reduction_labels(algorithm, m)) if label not in (*labels[:-1], *looped)}
+    if around:  # labels that the loops count in parts are no columns
+        whole &= {*labels, *(x for m in members for x in reduction_labels(algorithm, m)), *(x for o in members if o in shape.outputs for x in algorithm[o].labels)}
     if any(next_power_of_two(sizes[label]) not in COLUMNS for label in whole):
         return None
     read = {side.tensor for d in dots for side in (d.left, d.right) if isinstance(side, ex.Access) and side.tensor in algorithm.inputs}
@@ -48,10 +56,12 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     if not shape.aligned(read | set(written)):
         return None
     block = {label: ROWS if label == rows else 1 for label in labels[:-1]}
+    widest = max(next_power_of_two(sizes[w]) for w in whole)
+    if sums > 1:
+        return _several_sums(shape, root, block, whole, (loop, *around), tuple(sorted(read))) if widest == 128 else None
     programs, cores = shape.programs(block), shape.target.multiprocessors
     if 2 * programs < cores or programs > cores and shape.fills_better(block, rows, ROWS // 2):
         return None
-    widest = max(next_power_of_two(sizes[w]) for w in whole)
     if widest <= 64 and sizes[loop] < SHORTEST_LOOP:
         return None  # measured, attention of 64 columns: at 1024 keys 103 us against 93 by Triton's text, at 4096 1167 against 1169, causal 651 against 690
     held = max(tiled_extent(sizes, w) for w in whole)
@@ -66,6 +76,23 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
         approximations=_exponentials(shape, members, widest), num_warps=8,
     )  # fmt: skip
     return next(in_two_tiles(shape, config), config)
+
+
+def _several_sums(
+    shape: SchedulingProblem, root: str, block: dict[str, int], whole: set[str], loops: tuple[str, ...], read: tuple[str, ...]
+) -> KernelConfig | None:
+    """Return the choices for a kernel of two sums of 128 columns: two products of 64 columns have room beside them."""
+    programs, cores = shape.programs(block), shape.target.multiprocessors
+    parts = [p for p in PARTS if p <= (shape.sizes[loops[-1]] if len(loops) > 1 else 1)]
+    rounds = {p: p * programs / (cores * math.ceil(p * programs / cores)) for p in parts}
+    part = next((p for p in parts if rounds[p] >= BUSY), max(parts, key=rounds.__getitem__))
+    if 2 * part * programs < cores:
+        return None
+    tile = {**block, **dict.fromkeys(sorted(whole), 0), loops[0]: 64, **dict.fromkeys(loops[1:], 1)}
+    return KernelConfig(
+        root, tuple(block.items()), tuple(tile.items()), descriptors=read, persistent=True, specialized=loops[:1], stages_of=((loops[0], 3),),
+        reordered=(*loops[1:], loops[0]) if len(loops) > 1 else (), split=((loops[1], part),) if part > 1 else (), num_warps=8,
+    )  # fmt: skip
 
 
 def _exponentials(shape: SchedulingProblem, members: list[str], widest: int) -> Pairs:
@@ -91,12 +118,11 @@ def _step_size(shape: SchedulingProblem, dots: list[ex.Dot], members: list[str],
     That is products of two loaded tiles, other tiles over rows and loop, and what functions of many steps hold meanwhile.
     """
     nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
-    sums = 1 + sum(1 for m in members[1:] if m in shape.outputs and shape.dots(m))
     tiles = {n.tensor for n in nodes if isinstance(n, ex.Access) and n.tensor in shape.algorithm.inputs and inner <= ex.free_labels(n)}
     long = any(isinstance(n, ex.Call) and n.fn in _LONG and inner <= ex.free_labels(n) for n in nodes)
-    fresh = len(dots) - sums + len(tiles) + long
-    room = 200 - sums * wide // 2  # of a thread: half a column of 64 rows each
+    fresh = len(dots) - 1 + len(tiles) + long
+    room = 200 - wide // 2  # of a thread: half a column of 64 rows each
     step = 128
-    while step > 16 and fresh * step // 2 + sums * step // 4 > room:
+    while step > 16 and fresh * step // 2 + step // 4 > room:
         step //= 2
     return step
