@@ -16,6 +16,7 @@ from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig, Pairs
 from ..problem import SchedulingProblem
 from .candidates.two_tiles import in_two_tiles, tiled_extent
+from .chained_gemm import Chain
 
 ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
@@ -58,7 +59,7 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     block = {label: ROWS if label == rows else 1 for label in labels[:-1]}
     widest = max(next_power_of_two(sizes[w]) for w in whole)
     if sums > 1:
-        return _several_sums(shape, root, block, whole, (loop, *around), tuple(sorted(read))) if widest == 128 else None
+        return _several_sums(shape, root, members, block, whole, (loop, *around), tuple(sorted(read))) if widest == 128 else None
     programs, cores = shape.programs(block), shape.target.multiprocessors
     if 2 * programs < cores or programs > cores and shape.fills_better(block, rows, ROWS // 2):
         return None
@@ -79,7 +80,7 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
 
 
 def _several_sums(
-    shape: SchedulingProblem, root: str, block: dict[str, int], whole: set[str], loops: tuple[str, ...], read: tuple[str, ...]
+    shape: SchedulingProblem, root: str, members: list[str], block: dict[str, int], whole: set[str], loops: tuple[str, ...], read: tuple[str, ...]
 ) -> KernelConfig | None:
     """Return the choices for a kernel of two sums of 128 columns: two products of 64 columns have room beside them."""
     programs, cores = shape.programs(block), shape.target.multiprocessors
@@ -88,9 +89,11 @@ def _several_sums(
     part = next((p for p in parts if rounds[p] >= BUSY), max(parts, key=rounds.__getitem__))
     if 2 * part * programs < cores:
         return None
+    chain = Chain.of(shape, root, members)
+    order = chain.program_order(block, False) if chain else ()
     tile = {**block, **dict.fromkeys(sorted(whole), 0), loops[0]: 64, **dict.fromkeys(loops[1:], 1)}
     return KernelConfig(
-        root, tuple(block.items()), tuple(tile.items()), descriptors=read, persistent=True, specialized=loops[:1], stages_of=((loops[0], 3),),
+        root, tuple(block.items()), tuple(tile.items()), order=order, descriptors=read, persistent=True, specialized=loops[:1], stages_of=((loops[0], 3),),
         reordered=(*loops[1:], loops[0]) if len(loops) > 1 else (), split=((loops[1], part),) if part > 1 else (), num_warps=8,
     )  # fmt: skip
 

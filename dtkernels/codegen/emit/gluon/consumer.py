@@ -453,7 +453,7 @@ class Consumer:
                 self._statement(work[i], depth)
         raise AssertionError("unreachable")
 
-    def _line(self, s: Let, depth: int) -> None:
+    def _line(self, s: Let | Assign, depth: int) -> None:
         self.k.line(depth, f"{s.name} = {s.name}_row.index(slot).load({self.k.expr.layout(s.axes)}).to(gl.float32)")
 
     def _multiply_ahead(self, q: Product, it: str, when: str, depth: int) -> None:

@@ -100,8 +100,9 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
 def _with_starts(step: LoopStep) -> LoopStep:
     """Let fresh products start from the numbers of columns that they are added to, where nothing else reads either."""
     lines, read = {s.name for s in step.lines}, [n for v in nest.values((*step.work, *step.moves)) for n in v.walk() if isinstance(n, Local)]
-    read += [n for q in (*step.chained, *step.added) for n in q.left.walk() if isinstance(n, Local)]
-    fresh, work = list(step.fresh), []
+    lefts = (*(q.left for q in step.chained), *(a.left for a in step.added))
+    read += [n for left in lefts for n in left.walk() if isinstance(n, Local)]
+    fresh, work = list(step.fresh), list[Let | Assign]()
     for s in step.work:
         match s.value:
             case Op("+", (Local(name) as product, Local(line) as start)) if line in lines and sum(n.name in (name, line) for n in read) == 2:
