@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from attention_sweep import one_sweep
 from gluon_programs import CAUSAL, PRODUCT, SCORE, WINDOW, attention
 
 from dtkernels.algebra.pipeline import prepare
@@ -17,6 +18,8 @@ from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
 from dtkernels.codegen.transforms.warp_specialize.backend_select import backend
 from dtkernels.lang import parse
+from dtkernels.lang.parser import parse_schedule
+from dtkernels.lang.schedule import Program
 from dtkernels.runtime.build.source_cache import load_module
 from dtkernels.runtime.build.specialization import builds
 from dtkernels.runtime.build.triton_compile import build, compile_kernel, plain_types, record_launches
@@ -183,3 +186,71 @@ def test_a_loop_that_data_bounds_is_left_to_triton():
     (kernel,) = [k for k in lower(prepare(parse(text))) if k.name == "f"]
     assert backend(kernel, target("h200"))[0] == "triton"
     assert "gluon" not in emit(prepare(parse(text)), "call", target("h200"))
+
+
+IN_BULK = "d_K.descriptor(Q, d_attention, K, V, d_Q); d_K.persistent(); d_K.stages(m:3); d_K.specialize_warps(m); d_K.num_warps(8);"
+SCALARS = 400  #: bytes that a thread may spill: what the loops around hold; two products of a step are 256 more
+#: parameters, columns, more of the schedule, loops over the queries, bytes that a thread may spill
+SWEEPS = {
+    "full": ({}, 128, "", 2, SCALARS),
+    "causal": ({"causal": True}, 128, "", 3, SCALARS),
+    "narrow": ({"causal": True}, 64, "", 3, 0),
+    "shared heads": ({"group": 4}, 128, "", 2, SCALARS),
+    "split": ({"causal": True, "group": 4}, 112, "d_K.split(h_in:2);", 3, SCALARS),
+}
+
+
+def swept(params: dict, columns: int, more: str, rows: int = 1000) -> list:
+    """The launches of attention's gradients of keys and values for bfloat16 heads."""
+    program = one_sweep(params, 128, 64, more=IN_BULK + more)
+    heads = 8 // params.get("group", 1)
+    given = {n: torch.empty(2, heads if n in ("K", "V") else 8, rows, columns, dtype=torch.bfloat16, device="meta") for n in program.algorithm.inputs}
+    given["total_log"] = torch.empty(2, 8, rows, device="meta")
+    module = load_module(emit(program, "call", H200, True), "gluon")
+    return record_launches(module, "call", (*given.values(), *(0.1 for _ in program.algorithm.scalars)))
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_consumers_add_products_over_their_rows_to_memory(name):
+    """Four products of rows and one over them in each step, none waited for by another; what is added goes by the copy engine."""
+    params, columns, more, loops, spilled = SWEEPS[name]
+    (launch,) = (x for x in swept(params, columns, more) if "gluon" in x.kernel.__name__)
+    compiled = build(launch, H200)
+    ptx = compiled.asm["ptx"]
+    assert compiled.metadata.shared <= H200.shared_bytes
+    assert "cp.reduce.async.bulk.tensor" in ptx and "cp.async.mbarrier.arrive.noinc" in ptx
+    assert ptx.count("cp.reduce.async.bulk.tensor") == 2 * loops, "one in each loop of each consumer"
+    usage = re.search(r"STACK:(\d+)", machine_code(compiled, "cubin", "cuobjdump", "--dump-resource-usage"))
+    assert usage and int(usage[1]) <= spilled, usage
+
+
+def test_gradients_of_keys_that_heads_share_are_specialized_without_sums_in_memory():
+    """The loop over heads lies around that over queries, and the producer walks both."""
+    algorithm = one_sweep({"group": 4}, 128, 64).algorithm
+    fused = "".join(f"{f}.fuse_at(d_Q, l); " for f in ("scores", "e", "d_e", "d_scores")) + "d_V.fuse_at(d_K, h_in);"
+    text = fused + """d_K.block(b:1, K_1:1, l:128); d_K.tensorize(b:1, K_1:1, l:128, d:0, n:0, m:64, h_in:1); d_K.reorder(h_in, m);
+    d_Q.block(b:1, h:1, m:64); d_Q.tensorize(b:1, h:1, m:64, l:64, d:0, n:0); d_total.tensorize(n:0);
+    d_K.descriptor(Q, d_attention, K, V); d_K.persistent(); d_K.stages(m:3); d_K.specialize_warps(m); d_K.num_warps(8); d_Q.compile(); d_K.compile(); d_V.compile();"""
+    program = Program(algorithm, parse_schedule(text))
+    assert [backend(k, H200) for k in lower(program) if k.name == "d_K"] == [("gluon", "2 consumers of 64 rows of l")]
+    emitted = emit(program, "call", H200, True)
+    producer = emitted[emitted.index("def d_K_gluon_producer") : emitted.index("def d_K_gluon_kernel")]
+    assert producer.index("for h_in in range(") < producer.index("for m_start in range(") and "copy_to_shared(total_log_row.index(slot)" in producer
+
+
+LEFT = {
+    "it adds to a sum in memory, not through a descriptor": IN_BULK.replace(", d_Q)", ")"),
+    "products take 256 registers of a thread; 200 are left for them": IN_BULK + "d_K.tensorize(b:1, h:1, l:128, d:0, n:0, m:128);",
+    "d_Q_sum is not added to in boxes of 64 or 128 rows": IN_BULK + "d_K.tensorize(b:1, h:1, l:128, d:0, n:0, m:32);",
+    "K, which d_Q_sum is made of, does not stay for the whole block": IN_BULK.replace(", K, V, d_Q)", ", V, d_Q)"),
+}
+
+
+@pytest.mark.parametrize("reason", LEFT)
+def test_sums_in_memory_that_are_left_to_triton(reason):
+    text = LEFT[reason]
+    program = one_sweep({}, 128, 64, more=text.split("d_K.tensorize")[0])
+    if "d_K.tensorize" in text:
+        rows = int(text.split("m:")[-1].split(")")[0])
+        program = one_sweep({}, 128, rows, more=text.split("d_K.tensorize")[0])
+    assert ("triton", reason) in [backend(k, H200) for k in lower(program) if k.name == "d_K"]

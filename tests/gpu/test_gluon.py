@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from attention_sweep import arguments, one_sweep
 from gluon_programs import CAUSAL, PRODUCT, SCORE, WINDOW, attention
 
 from dtkernels.algebra.pipeline import prepare
@@ -96,3 +97,31 @@ def test_a_negative_scale():
     found = compiled(attention())(q, k, v, -(64**-0.5))
     exact = scaled(-q.double(), k.double(), v.double(), 1, MASKS["full"][1])
     assert (found.double() - exact).abs().max() <= 2.0**-7 * exact.abs().max()
+
+
+IN_BULK = "d_K.descriptor(Q, d_attention, K, V, d_Q); d_K.persistent(); d_K.stages(m:3); d_K.specialize_warps(m); d_K.num_warps(8);"
+SWEEPS = {
+    "full": ({}, (2, 3, 257, 515, 128), ""),
+    "causal": ({"causal": True}, (1, 4, 1000, 1000, 128), ""),
+    "narrow": ({"causal": True}, (2, 2, 300, 700, 64), ""),
+    "of heads that share keys": ({"group": 4}, (2, 8, 321, 129, 112), ""),
+    "split over heads": ({"causal": True, "group": 4}, (1, 8, 500, 500, 128), "d_K.split(h_in:2);"),
+    "split over queries": ({"starts": True, "ends": True}, (1, 2, 1001, 999, 96), "d_K.split(m:3);"),
+    "of one query": ({}, (3, 2, 1, 65, 128), ""),
+}
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_gradients_in_one_sweep(name):
+    """Five products in each step; the gradient of queries is added up in memory."""
+    params, sizes, more = SWEEPS[name]
+    program = one_sweep(params, 128, 64, more=IN_BULK + more)
+    module = load_module(emit(program, "call", target("h200"), True), "gluon")
+    assert hasattr(module, f"d_K{'_part' * bool(more)}_gluon_kernel")
+    for form in ("", "_descriptor"):
+        setattr(module, f"d_K{'_part' * bool(more)}{form}_kernel", Never())
+    given, exact = arguments(program, params, sizes, torch.bfloat16)
+    found = module.call(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in given))
+    for got, right in zip(found, exact):
+        error = (got.double().cpu() - right).norm() / right.norm()
+        assert error <= 2.0**-7, "operands and results are rounded to 8 bits, some of them twice"

@@ -82,7 +82,14 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
 def _several_sums(
     shape: SchedulingProblem, root: str, members: list[str], block: dict[str, int], whole: set[str], loops: tuple[str, ...], read: tuple[str, ...]
 ) -> KernelConfig | None:
-    """Return the choices for a kernel of two sums of 128 columns: two products of 64 columns have room beside them."""
+    """Return the choices for a kernel of two sums of 128 columns: two products of 64 columns have room beside them.
+
+    None where the loop reads more than its operands and numbers of its columns, or evaluates what takes registers.
+    """
+    nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
+    others = [n for n in nodes if isinstance(n, ex.Access) and n.tensor not in (*members, *read) and loops[0] in ex.free_labels(n)]
+    if any(isinstance(n, ex.Call) and n.fn in _LONG for n in nodes) or any(n.tensor in shape.algorithm.integral or not _is_line(n, loops[0]) for n in others):
+        return None
     programs, cores = shape.programs(block), shape.target.multiprocessors
     parts = [p for p in PARTS if p <= (shape.sizes[loops[-1]] if len(loops) > 1 else 1)]
     rounds = {p: p * programs / (cores * math.ceil(p * programs / cores)) for p in parts}
@@ -96,6 +103,12 @@ def _several_sums(
         root, tuple(block.items()), tuple(tile.items()), order=order, descriptors=read, persistent=True, specialized=loops[:1], stages_of=((loops[0], 3),),
         reordered=(*loops[1:], loops[0]) if len(loops) > 1 else (), split=((loops[1], part),) if part > 1 else (), num_warps=8,
     )  # fmt: skip
+
+
+def _is_line(access: ex.Access, loop: str) -> bool:
+    """Return whether a tensor has its elements along ``loop`` in the order of the loop."""
+    *outer, last = access.index
+    return last == ex.Label(loop) and not any(loop in ex.free_labels(i) for i in outer)
 
 
 def _exponentials(shape: SchedulingProblem, members: list[str], widest: int) -> Pairs:

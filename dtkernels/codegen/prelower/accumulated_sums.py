@@ -119,7 +119,7 @@ class _Accumulated:
         members = sorted(funcs_in_kernel(self.program, self.host))
         if along := [m for m in members if isinstance(algorithm[m].expr, ex.Scan)]:
             raise self._refuse("no scan runs in the same kernel", along[0], f"{name} in a kernel of its own")
-        for word in ("tail", "stream", "cluster"):
+        for word in ("tail", "stream", "cluster", *(("split",) if self.asked.ordered else ())):
             if said := [q for q in self.schedule.primitives if q.name == word and host(q.func, fused) == self.host]:
                 raise self._refuse(f"{word} is of a kernel that adds to no other sum", str(said[0]).rstrip(";"), f"{self.host} without {word}")
         if parted := [a for p in self.schedule.of(self.host, "block", Sizes) for a in p.sizes if a.label not in algorithm[self.host].labels]:

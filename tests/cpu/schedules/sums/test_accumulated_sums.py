@@ -106,7 +106,7 @@ REFUSED = {
     "f.accumulate_at(g, m); f.accumulate_at(g, l);": "a schedule says accumulate_at of f once",
     "f.accumulate_at(g, l); g.block(m:4);": r"a sum in blocks is of a kernel that adds to no other sum: found g.block\(m:4\)",
     "f.accumulate_at(g, e);": "go through the terms once: found e, which f and its terms lack",
-    "f.accumulate_at(g, m); g.split(m:2);": r"split is of a kernel that adds to no other sum: found g.split\(m:2\)",
+    "f.accumulate_at(g, m, ordered); g.split(m:2);": r"split is of a kernel that adds to no other sum: found g.split\(m:2\)",
     "f.accumulate_at(g, m); g.cluster(2);": "cluster is of a kernel that adds to no other sum",
     "f.accumulate_at(g, m); f.store();": "store is of a Func that is fused",
     "g.accumulate_at(f, m); f.accumulate_at(g, m);": "f is computed in its own kernel: found f, which is added up elsewhere",
@@ -144,6 +144,15 @@ def test_attentions_backward_in_one_sweep(params, order, span, dtype):
         assert got.dtype == dtype
         rounding = torch.finfo(dtype).eps * (1 if dtype == torch.float16 else 8)  # of the operands of products of up to 45 terms, which add in float32
         torch.testing.assert_close(got.double(), right, rtol=4 * rounding, atol=4 * rounding * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("sizes", [(1, 4, 37, 45, 16), (2, 4, 64, 33, 8), (1, 4, 3, 2, 4)])
+@pytest.mark.parametrize("params, split", [({"causal": True}, "m:3"), ({"causal": True, "group": 2}, "h_in:2"), ({"group": 4}, "h_in:3"), ({"group": 2}, "m:2")])
+def test_programs_that_share_a_block_add_their_own_terms(params, split, sizes):
+    program = one_sweep(params, 16, 16, more=f"d_K.split({split});")
+    given, exact = arguments(program, params, sizes, torch.float32)
+    for got, right in zip(load_module(emit(program, "call", None, True), "sweep").call(*given), exact):
+        torch.testing.assert_close(got.double(), right, rtol=2.0**-18, atol=2.0**-18 * float(right.abs().max()))
 
 
 def test_one_sweep_has_five_products_and_no_other_kernel_of_them():
