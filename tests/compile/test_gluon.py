@@ -224,6 +224,19 @@ def test_consumers_add_products_over_their_rows_to_memory(name):
     assert usage and int(usage[1]) <= spilled, usage
 
 
+def test_a_store_replays_additions_in_bulk_without_triton():
+    program = one_sweep({"causal": True}, 128, 64, more=IN_BULK)
+    given = {n: torch.empty(2, 8, 1000, 128, dtype=torch.bfloat16, device="meta") for n in program.algorithm.inputs}
+    given["total_log"] = torch.empty(2, 8, 1000, device="meta")
+    args = (*given.values(), *(0.1 for _ in program.algorithm.scalars))
+    source = emit(program, "call", H200, True)
+    names = [x.kernel for x in record(host_text(source), args).launches]
+    assert names == ["d_total_kernel", "d_Q_sum_zero_kernel", "d_K_gluon_kernel", "d_Q_kernel"]
+    words = {**given, "total_log": torch.empty(2, 8, 1000, dtype=torch.bfloat16, device="meta")}
+    args = (*words.values(), *(0.1 for _ in program.algorithm.scalars))
+    assert "d_K_gluon_kernel" not in [x.kernel for x in record(host_text(source), args).launches], "numbers of 2 bytes are not copied by words"
+
+
 def test_gradients_of_keys_that_heads_share_are_specialized_without_sums_in_memory():
     """The loop over heads lies around that over queries, and the producer walks both."""
     algorithm = one_sweep({"group": 4}, 128, 64).algorithm

@@ -203,7 +203,8 @@ def _noted_bits(notes: Record, pointer: Any) -> Any:
 
 
 _GLUON = (
-    "triton.experimental", "triton.experimental.gluon", "triton.experimental.gluon.language.nvidia", "triton.experimental.gluon.language.nvidia.hopper",
+    "triton.experimental", "triton.experimental.gluon", "triton.experimental.gluon.language", "triton.experimental.gluon.language.nvidia",
+    "triton.experimental.gluon.language.nvidia.hopper", "triton.experimental.gluon.language.nvidia.ampere",
 )  # fmt: skip
 
 
@@ -212,8 +213,9 @@ class _Gluon:
 
     def __init__(self, module: types.ModuleType | None, jit):
         self.jit = jit
-        for imported, name in (("language", "gl"), ("hopper", "hopper"), ("mbarrier", "mbarrier"), ("tma", "tma")):
+        for imported, name in (("language", "gl"), ("hopper", "hopper"), ("mbarrier", "mbarrier"), ("tma", "tma"), ("async_copy", "async_copy")):
             setattr(self, imported, getattr(module, name, _Language()))
+        self._core = types.SimpleNamespace(builtin=lambda function: function)  # what it decorates is called by kernels alone
 
     @property
     def gluon(self) -> _Gluon:

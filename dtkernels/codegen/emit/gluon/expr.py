@@ -27,10 +27,13 @@ tma_store = tma.async_store if new_names else tma.async_copy_shared_to_global
 """
 #: for kernels that add to memory in bulk; Triton 3.8 brought a function for it
 TMA_ADD = """
-@gl._core.builtin
+from triton.experimental.gluon.language import _core
+
+
+@_core.builtin
 def tma_add_of_builder(desc, coord, src, _semantic=None):
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
-    _semantic.builder.create_async_tma_reduce(gl._core.ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
+    _semantic.builder.create_async_tma_reduce(_core.ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
 
 
 tma_add = getattr(tma, "async_atomic_add", tma_add_of_builder)
