@@ -171,7 +171,9 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
     shape *= (c.lone if config.persistent and groups <= 1 else 1.0) * (c.parted if work.parted else 1.0)
     if work.products == 1:
         shape *= c.tall if work.rows > work.columns else c.low if work.rows < GROUP_ROWS <= work.columns else 1.0
-    return shape * (c.specialized if config.specialized and work.products > 1 else 1.0)
+    if config.specialized and work.products > 1:
+        shape *= c.specialized * (c.several if work.products > 2 else 1.0)
+    return shape
 
 
 def _tripled_shape(work: Work, config: KernelConfig, c: Rates) -> float:

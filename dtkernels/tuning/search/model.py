@@ -118,7 +118,8 @@ class Residuals:
         """Return the choices as rows of numbers; those that no measured candidate made count together."""
         found = [features(p) for p in plans]
         apart = [sum(abs(v) for w, v in f.items() if w not in self.words) for f in found]
-        return np.array([[*(f.get(w, 0.0) for w in self.words), other] for f, other in zip(found, apart)])
+        rows = [[*(f.get(w, 0.0) for w in self.words), other] for f, other in zip(found, apart)]
+        return np.array(rows).reshape(len(plans), len(self.words) + 1)  # also where none was measured
 
     def _near(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         distance = np.abs(a[:, None, :] - b[None, :, :]).sum(axis=2)
