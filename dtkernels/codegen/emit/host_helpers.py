@@ -186,7 +186,7 @@ def warpgroups(*tensors):
     return fits and (first.is_meta or first.is_cuda and torch.cuda.get_device_capability(first.device) == (9, 0))
 
 
-def words(*tensors):
+def in_words(*tensors):
     """Whether the elements of tensors have 4 bytes, the least that a copy to shared memory brings."""
     return all(t.element_size() == 4 for t in tensors)
 

@@ -65,7 +65,7 @@ class GluonPrinter(_KernelPrinter):
         multiplied = [a for a in self.accesses.values() if isinstance(a, DescriptorLoad) or not self.plan.float8 and id(a) not in self.added]
         text.warps, text.condition = 4, f"{'float8_' if self.plan.float8 else ''}warpgroups({', '.join(self._given(a.buffer) for a in multiplied)})"
         if self.plan.lines:
-            text.condition += f" and words({', '.join(dict.fromkeys(self._given(line.value.buffer) for line in self.plan.lines))})"
+            text.condition += f" and in_words({', '.join(dict.fromkeys(self._given(line.value.buffer) for line in self.plan.lines))})"
         text.dense = self.dense_conditions(self.accesses.values())
         return text
 
