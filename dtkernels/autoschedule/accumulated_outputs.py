@@ -44,6 +44,9 @@ def accumulated_tiles(shape: SchedulingProblem, p: AccumulateAt, tiles: dict[str
     if own and shape.sizes[own[-1]] > ELEMENTS:
         block[own[-1]] = tile[own[-1]] = ELEMENTS
     config = tiles[p.consumer]
+    if config.specialized:  # which adds in bulk
+        config = replace(config, descriptors=(*config.descriptors, p.func))
+        return {**tiles, p.consumer: config, p.func: KernelConfig(p.func, tuple(block.items()), tuple(tile.items()), num_warps=4)}
     columns = max((next_power_of_two(shape.sizes[x]) for x, size in config.tiles if size == 0), default=0)
     config = replace(config, split=(), tail=(), stream=(), cluster=None, specialized=(), num_warps=max(config.warps, WARPS) if columns >= WIDE else config.num_warps)
     if p.ordered:

@@ -76,9 +76,11 @@ def schedules(
         yield from (found for g, way in f.storing_operands() if (found := g.scheduled(*way, itemsize)) is not None)
         fused, tiles = first
         for p in accumulated_placements(f.shape, fused, {root: f._members(root, fused) for root in tiles}):
-            tried = stated((*fused, p), accumulated_tiles(f.shape, p, tiles), f.compiled)
-            if f.is_legal(tried):
-                yield f.moved.restored(fit_resources(Program(f.algorithm, tried), sizes, itemsize, target).schedule)
+            special = None if p.ordered else f.warp_specialized_tiles(p.consumer, fused, tiles, f.compiled)
+            for form in (tiles, {**tiles, p.consumer: special}) if special else (tiles,):
+                tried = stated((*fused, p), accumulated_tiles(f.shape, p, form), f.compiled)
+                if f.is_legal(tried):
+                    yield f.moved.restored(fit_resources(Program(f.algorithm, tried), sizes, itemsize, target).schedule)
 
 
 def proposals(

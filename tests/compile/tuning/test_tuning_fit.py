@@ -17,6 +17,7 @@ from dtkernels.runtime.launch.wrapper_recorder import record  # noqa: E402
 from dtkernels.tuning.records.inputs_and_reference import itemsizes, meta_arguments  # noqa: E402
 from dtkernels.tuning.records.problems import problems_of, variants_of  # noqa: E402
 from dtkernels.tuning.search.candidates import KernelCandidate, kernels_of, split_by_kernel  # noqa: E402
+from dtkernels.tuning.search.model import Residuals  # noqa: E402
 from dtkernels.tuning.search.playoffs import Playoffs  # noqa: E402
 from dtkernels.tuning.search.search import Job, ScheduleSearch  # noqa: E402
 from dtkernels.tuning.search.space import Surroundings, neighbours  # noqa: E402
@@ -143,6 +144,13 @@ def test_a_share_of_the_exponentials_is_tried_and_left_beside_products_only():
 def test_consumers_of_64_columns_want_a_long_loop(keys, specialized):
     (work,) = works("attention", "forward", b=4, h=32, m=keys, n=64, l=keys, d=64)
     assert ("specialize_warps" in str(default_schedule(*_of(work), work.extents, 2, target("h200")))) == specialized
+
+
+def test_a_kernel_of_which_no_candidate_ran_is_proposed_for():
+    """Every first candidate may fail: the order of the predictions is left."""
+    plans = [KernelCandidate("", "f", f"f.block(x:{n});") for n in (32, 64)]
+    found = Residuals([], [], [])
+    assert found.gains(plans, [2.0, 1.0]).argmax() == 1 and found.after(plans, [2.0, 1.0])[0].shape == (2,)
 
 
 def _of(work):

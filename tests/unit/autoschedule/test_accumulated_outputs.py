@@ -42,11 +42,25 @@ def test_the_tuner_is_offered_one_sweep_and_the_default_schedule_is_not(params, 
     variant = backward(**params)
     found = list(schedules(variant.algorithm, variant.outputs, sizes, 2, H200))
     added = [s for s in found if "accumulate_at" in str(s)]
-    assert [line for s in added for line in str(s).splitlines() if "accumulate" in line] == ["d_Q.accumulate_at(d_K, m);", "d_Q.accumulate_at(d_K, m, ordered);"]
+    *free, fixed = added
+    assert [line for s in added for line in str(s).splitlines() if "accumulate" in line] == [*["d_Q.accumulate_at(d_K, m);"] * len(free), "d_Q.accumulate_at(d_K, m, ordered);"]
+    specialized = [s for s in free if s.of("d_K", "specialize_warps")]
+    assert len(free) == 1 + len(specialized) and all("d_Q" in s.names("d_K", "descriptor") for s in specialized), "consumers add in bulk"
     assert "accumulate_at" not in str(default_schedule(variant.algorithm, variant.outputs, sizes, 2, H200))
     assert all("d_Q_sum_zero" in names or "d_Q_parts_zero" in names for s in added for names in [[k.name for k in lower(Program(variant.algorithm, s))]])
-    blocks = added[1].sizes("d_K", "block")["l"]
-    assert sizes["l"] / blocks <= 8 and blocks > added[1].sizes("d_K", "tensorize")["l"], "few parts of several tiles"
+    blocks = fixed.sizes("d_K", "block")["l"]
+    assert sizes["l"] / blocks <= 8 and blocks > fixed.sizes("d_K", "tensorize")["l"], "few parts of several tiles"
+
+
+@pytest.mark.parametrize("group, parts", [(1, 1), (16, 4)])
+def test_heads_that_share_keys_are_split_where_blocks_leave_multiprocessors_idle(group, parts):
+    """22 x 13 blocks of keys are 2.2 rounds on 132 multiprocessors; in four parts 8.7."""
+    variant = backward(**({"group": group} if group > 1 else {}))
+    sizes = {"b": 22, "h": 16, "m": 1664, "l": 1664, "d": 128, "n": 128, **({"K_1": 16 // group, "h_in": group} if group > 1 else {})}
+    found = default_schedule(variant.algorithm, variant.outputs, sizes, 2, H200)
+    assert found.names("d_K", "specialize_warps") == ("m",) and found.sizes("d_K", "split").get("h_in", 1) == parts
+    narrow = default_schedule(variant.algorithm, variant.outputs, {**sizes, "d": 64, "n": 64}, 2, H200)
+    assert not narrow.of("d_K", "specialize_warps"), "measured with 128 columns"
 
 
 def test_families_of_one_sweep_are_legal_for_heads_and_groups():
