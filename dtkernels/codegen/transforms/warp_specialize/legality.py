@@ -115,6 +115,8 @@ def _check_in_order(p: WarpSpecializedKernel) -> None:
         raise Refused("accumulators that are rescaled, in turns or in float8, beside sums in memory or in a loop of loops")
     if any(q.rest or q.columns.half for step in p.steps for q in (*step.fresh, *step.chained)):
         raise Refused("two tiles of a whole extent beside sums in memory or in a loop of loops")
+    if any([f"{s.name} {s.value}" for s in step.lines] != [f"{s.name} {s.value}" for s in p.last.lines] for step in p.steps):
+        raise Refused("loops that read other numbers of columns")
     stay = {s.name: s.value.box for s in p.resident}
     for a in p.last.added:
         if p.rows not in stay.get(a.right.name, ()):

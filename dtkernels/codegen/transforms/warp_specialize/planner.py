@@ -11,7 +11,8 @@ warp loads tiles of a reduction loop into ring buffers in shared memory. The loo
 * or direct products alone, ``acc <- acc + dot(A, B)``;
 * beside the first two, products over the rows that are added to memory, ``sum += dot(p^T, K)``.
 
-Several consecutive loops walk one extent; the last one must keep every condition that the others have lost. ``plan`` returns the plan or
+Several consecutive loops walk one extent; the last one must keep every condition that the others have lost. Where products are added to memory,
+or a loop over single elements lies around the others, each loop is run by itself. ``plan`` returns the plan or
 raises ``Refused`` with the reason in one line; the Triton form of the same schedule is used then.
 """
 
