@@ -11,6 +11,18 @@ ones of the tile before, only the former are waited for; the elementwise work on
         wait for acc; acc *= rescale; p = p'
     acc += p V                             # of the last tile
 
+Where products over the rows are added to memory, or registers lack room for that, each loop is run by itself, and only its first product
+is made a step ahead. Gradients of keys and values, the queries' gradient dQ added to memory::
+
+    S = K Q^T of the first tile
+    for every tile:
+        start dP = V dO^T + d_total
+        P = exp(S - log); start dV += P dO
+        wait for dP; dS = P * dP; show dS to the other consumer
+        wait for the other's dS; start dQ = dS^T K; start dK += dS Q
+        wait for dQ; start S of the next tile; add dQ to memory
+        wait for the rest
+
 Nothing is in flight where a loop goes back: ptxas would run such products one by one.
 """
 
@@ -444,14 +456,13 @@ class Consumer:
                     k.line(depth, f"{q.name}_left = gl.convert_layout({value}, gl.DotOperandLayout(0, MMA_{q.columns.name}, 2))")
                     self._multiply(q, f"{q.name}_left", "slot", q.name, depth)
                     flying.append(q.name)
-            if i == len(work):
-                return flying
-            self._await_products(_names(work[i].value), flying, depth)
-            if work[i] in step.lines:
-                self._line(work[i], depth)
-            else:
-                self._statement(work[i], depth)
-        raise AssertionError("unreachable")
+            for s in work[i : i + 1]:
+                self._await_products(_names(s.value), flying, depth)
+                if s in step.lines:
+                    self._line(s, depth)
+                else:
+                    self._statement(s, depth)
+        return flying
 
     def _line(self, s: Let | Assign, depth: int) -> None:
         self.k.line(depth, f"{s.name} = {s.name}_row.index(slot).load({self.k.expr.layout(s.axes)}).to(gl.float32)")

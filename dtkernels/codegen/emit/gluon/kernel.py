@@ -82,7 +82,10 @@ class GluonPrinter(_KernelPrinter):
         return self.share() if axis == self.plan.rows else self.tile(axis)
 
     def part(self, added: AddedProduct) -> str:
-        """Return the constant that holds how many columns one consumer adds: its part of all rows' sums, or where that is narrow all of its own rows'."""
+        """Return the constant that holds how many columns one consumer adds.
+
+        It adds its part of the sums over all rows. Where that part would be too narrow, it adds all columns of the sums over its own rows.
+        """
         whole, count = self.tile(added.columns), self.plan.consumers
         if count == 1:
             return whole
@@ -104,13 +107,14 @@ class GluonPrinter(_KernelPrinter):
 
     def coordinates(self, access: DescriptorLoad | DescriptorStore, share: str) -> str:
         """Return where a box starts; rows of the consumer ``share``."""
-        texts = []
+        texts, added = [], self.added.get(id(access))
         for start, axis in zip(access.start, access.box):
             text = self.expr.text(start, ())
             text = f"{text} + {share} * {self.share()}" if axis == self.plan.rows and share != "0" else text
-            if (added := self.added.get(id(access))) and axis == added.columns and self.plan.consumers > 1:
-                text = f"WG * ({self.part(added)} % {self.tile(added.columns)})"
-            constant = text == "0" or text.startswith("WG * ") or axis is not None and axis.half
+            if added and axis == added.columns and self.plan.consumers > 1:
+                texts.append(f"WG * ({self.part(added)} % {self.tile(added.columns)})")  # 0 where each adds all columns
+                continue
+            constant = text == "0" or axis is not None and axis.half
             texts.append(text if constant else f"gl.cast({text}, gl.int32)")
         return f"[{', '.join(texts)}]"
 
@@ -217,7 +221,7 @@ class GluonPrinter(_KernelPrinter):
         return f"    {name}_tiles = gl.allocate_shared_memory({access.buffer}_ptr.dtype.element_ty, {shape}, {desc}_layout)"
 
     def _terms(self, added: AddedProduct) -> str:
-        """Shared memory for the left operand of a product over the rows: two, so that none is overwritten that another consumer reads."""
+        """Return the lines that allocate the left operand of a product over the rows: twice, so that none is overwritten that another consumer reads."""
         shape = f"[{self.share()}, {self.tile(added.rows)}]"
         name, dtype = added.store.buffer, f"{added.right.name}_tiles.dtype"
         layout = f"    {name}_layout_terms: gl.constexpr = gl.NVMMASharedLayout.get_default_for({shape}, {dtype})"

@@ -57,6 +57,9 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
         raise Refused("it adds to a sum in memory, not through a descriptor")
     if not any(name == "warp_specialize" for loop in loops for name, _ in loop.options):
         raise Refused("no loop has specialize_warps")
+    for loop in (*loops, *([outer] if outer else [])):
+        if loop.when is not None:
+            raise Refused(f"the loop over {loop.axis.label} runs under a condition")
     for loop in loops:
         if not loop.reduces or loop.within != "extent" or any(isinstance(s, Loop) for s in loop.body):
             raise Refused(f"the loop over {loop.axis.label} is no single loop of a reduction")
