@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from ....lang.expr import DTYPES
-from ...ir.nest import Accumulator, Assign, Const, Guard, Let, Load, Local, Loop, Op, Statement, Store, Tile, TileDot, TileReduce
+from ...ir.nest import Accumulator, Assign, Const, Guard, Let, Load, Local, Loop, Op, Statement, Store, Tile, TileDot, TileReduce, axes_of
 from ...lower.reduction_terms import LEAST_KEY
 
 TRUE, FALSE = Const(True), Const(False)
@@ -116,7 +116,7 @@ def _simplify_op(tile: Op, fn: str, args: tuple[Tile, ...]) -> Tile:
             return b if _is_constant(a, -math.inf) else a
         case ("minimum", (a, b)) if _is_constant(a, math.inf) or _is_constant(b, math.inf):
             return b if _is_constant(a, math.inf) else a
-        case ("where", (_, a, b)) if a == b or isinstance(b, Const) and not isinstance(b.value, bool) and _is_constant(a, b.value):
+        case ("where", (c, a, b)) if a == b and axes_of(c) <= axes_of(a) or isinstance(b, Const) and not isinstance(b.value, bool) and _is_constant(a, b.value):
             return a
         case (cast, (Const(value),)) if cast.startswith("cast:") and cast[5:] in DTYPES and (value == 0 or math.isinf(value)):  # others are rounded
             return Const(float(value))

@@ -102,3 +102,11 @@ def test_an_operand_that_the_merge_reads_otherwise():
     t = torch.randint(101, (37,))
     want = torch.nn.functional.cross_entropy(h.double() @ w.double().T, t, reduction="none")
     assert torch.allclose(dtkernels.compile(text)(h, w, t), want.float(), atol=1e-5)
+
+
+@pytest.mark.parametrize("same", ["y", "B[y] * 2"])
+def test_a_choice_between_equals_keeps_the_labels_of_its_condition(same):
+    """Without them the terms of a weighted mean had no rows, which its accumulators have (fuzz case 313001602)."""
+    weight = f"exp(where(A[x, y] > 0, {same}, {same}) - B[y])"
+    text = f"Func f; In A, B; Var x; RVar y; f[x] = rsum({weight} * B[y], y) / rsum({weight}, y); f.block(x:16, y:2); f.tensorize(x:16, y:2); f.compile();"
+    check(text, *random((5, 3), (3,)))
