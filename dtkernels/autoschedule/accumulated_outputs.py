@@ -43,16 +43,19 @@ def accumulated_tiles(shape: SchedulingProblem, p: AccumulateAt, tiles: dict[str
     tile = {**block, **({own[-1]: 0} if own else {})}
     if own and shape.sizes[own[-1]] > ELEMENTS:
         block[own[-1]] = tile[own[-1]] = ELEMENTS
-    config = tiles[p.consumer]
+    return {**tiles, p.consumer: _adding(shape, p, tiles[p.consumer]), p.func: KernelConfig(p.func, tuple(block.items()), tuple(tile.items()), num_warps=4)}
+
+
+def _adding(shape: SchedulingProblem, p: AccumulateAt, config: KernelConfig) -> KernelConfig:
+    """Return the choices for the kernel that adds, given those without ``p``."""
     if config.specialized:  # which adds in bulk
-        config = replace(config, descriptors=(*config.descriptors, p.func))
-        return {**tiles, p.consumer: config, p.func: KernelConfig(p.func, tuple(block.items()), tuple(tile.items()), num_warps=4)}
+        return replace(config, descriptors=(*config.descriptors, p.func))
     columns = max((next_power_of_two(shape.sizes[x]) for x, size in config.tiles if size == 0), default=0)
-    config = replace(config, split=(), tail=(), stream=(), cluster=None, specialized=(), num_warps=max(config.warps, WARPS) if columns >= WIDE else config.num_warps)
+    config = replace(config, split=(), tail=(), stream=(), cluster=None, num_warps=max(config.warps, WARPS) if columns >= WIDE else config.num_warps)
     if p.ordered:
         over = reduction_labels(shape.algorithm, p.func)
         config = replace(config, blocks=tuple((x, _of_few_parts(shape.sizes[x], size) if x in over else size) for x, size in config.blocks))
-    return {**tiles, p.consumer: config, p.func: KernelConfig(p.func, tuple(block.items()), tuple(tile.items()), num_warps=4)}
+    return config
 
 
 def _of_few_parts(size: int, block: int) -> int:

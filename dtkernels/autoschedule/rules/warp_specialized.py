@@ -58,7 +58,8 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
         return None
     block = {label: ROWS if label == rows else 1 for label in labels[:-1]}
     widest = max(next_power_of_two(sizes[w]) for w in whole)
-    if len(dots) > 2 and widest != 128 or sums > 1 and len(dots) < 4:
+    several = len(dots) > 2
+    if several and widest != 128 or sums > 1 and len(dots) < 4:
         return None
     if sums > 1:
         return _several_sums(shape, root, members, block, whole, (loop, *around), tuple(sorted(read)))
@@ -67,18 +68,18 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
         return None
     if widest <= 64 and sizes[loop] < SHORTEST_LOOP:
         return None  # measured, attention of 64 columns: at 1024 keys 103 us against 93 by Triton's text, at 4096 1167 against 1169, causal 651 against 690
-    held = widest if len(dots) > 2 else max(tiled_extent(sizes, w) for w in whole)
+    held = widest if several else max(tiled_extent(sizes, w) for w in whole)
     step = _step_size(shape, dots, members, {rows, loop}, held)
     deep = 2 if widest > 128 or widest > 64 and step == 128 else 3
     while (ROWS + 2 * deep * step) * held * shape.itemsize > shape.target.shared_bytes:
         step //= 2
     tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
-    written = written if widest <= 128 and len(dots) == 2 and shape.result_bytes() == 2 else []  # else no room to gather what is stored
+    written = written if widest <= 128 and not several and shape.result_bytes() == 2 else []  # else no room to gather what is stored
     config = KernelConfig(
         root, tuple(block.items()), tuple(tile.items()), descriptors=(*sorted(read), *written), persistent=True, specialized=(loop,), stages_of=((loop, deep),),
         approximations=_exponentials(shape, members, widest), num_warps=8,
     )  # fmt: skip
-    return config if len(dots) > 2 else next(in_two_tiles(shape, config), config)
+    return config if several else next(in_two_tiles(shape, config), config)
 
 
 def _several_sums(

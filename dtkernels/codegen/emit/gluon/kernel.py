@@ -268,12 +268,13 @@ class GluonPrinter(_KernelPrinter):
         for tile in p.resident:
             self._load_resident(tile, depth)
         inner = self.outer_loop(depth, needed)
+        first = p.rings_of(p.last.fresh[0]) if p.in_order else []  # what a step waits for first
+        rings = sorted(p.rings, key=lambda r: r not in first)
         for begin, end in self.loop_bounds():
             self.line(inner, f"for {self.counter()} in range({begin}, {end}, {self.advance(p.last.loop)}):")
             self.joined_indices(p.last.loop, inner + 1)
             self.line(inner + 1, "slot = it % STAGES")
-            first = p.rings_of(p.last.fresh[0]) if p.in_order else []  # what a step waits for first
-            for ring in sorted(p.rings, key=lambda r: r not in first):
+            for ring in rings:
                 self._load_ring(ring, inner + 1)
             self.line(inner + 1, "it += 1")
         self.line(depth, "done += 1")

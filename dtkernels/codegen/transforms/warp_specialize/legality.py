@@ -111,9 +111,9 @@ def _check_in_order(p: WarpSpecializedKernel) -> None:
     """Check the form in which loops are run one by one: nothing is rescaled, and what is added is made of tiles that stay."""
     if not p.in_order:
         return
-    if p.turns or p.float8 or any(step.moves or step.direct for step in p.steps) or any(isinstance(s, Assign) for step in p.steps for s in step.work):
+    if p.turns or p.float8 or p.rescales or any(step.direct for step in p.steps):
         raise Refused("accumulators that are rescaled, in turns or in float8, beside sums in memory or in a loop of loops")
-    if any(q.rest or q.columns.half for step in p.steps for q in (*step.fresh, *step.chained)):
+    if p.halved:
         raise Refused("two tiles of a whole extent beside sums in memory or in a loop of loops")
     if any([f"{s.name} {s.value}" for s in step.lines] != [f"{s.name} {s.value}" for s in p.last.lines] for step in p.steps):
         raise Refused("loops that read other numbers of columns")

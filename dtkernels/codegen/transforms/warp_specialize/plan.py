@@ -142,10 +142,18 @@ class WarpSpecializedKernel:
     @property
     def in_order(self) -> bool:
         """Return whether each loop is run by itself and each product is issued as soon as its operands are there."""
-        rescaled = any(step.moves or any(isinstance(s, Assign) for s in step.work) for step in self.steps)
-        halves = any(q.rest or q.columns.half for q in (*self.last.fresh, *self.last.chained))
-        plain = bool(self.last.chained) and not (self.behind or rescaled or halves or self.turns or self.float8)
+        plain = bool(self.last.chained) and not (self.behind or self.rescales or self.halved or self.turns or self.float8)
         return bool(self.last.added) or self.outer is not None or plain
+
+    @property
+    def rescales(self) -> bool:
+        """Return whether a step gives accumulators new values before products add to them."""
+        return any(step.moves or any(isinstance(s, Assign) for s in step.work) for step in self.steps)
+
+    @property
+    def halved(self) -> bool:
+        """Return whether two tiles of a whole extent are among the operands or the columns of products."""
+        return any(q.rest or q.columns.half for step in self.steps for q in (*step.fresh, *step.chained))
 
     @property
     def lines(self) -> tuple[LoadLet, ...]:
