@@ -45,7 +45,7 @@ from .summed_products import SummedProduct, beside, summed_product
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
 SHARED = 0.985  #: the same for a way that computes less and stores no more than sums
 SPECIALIZED = 1.05  #: where warp groups are predicted to take less than this part of other warps' time they were faster at 30 of 31 measured sizes of more than 64 columns
-SEVERAL = 0.9  #: the same for kernels of three and four products, whose times the model knows from few sizes
+SEVERAL = 1.0  #: the same for kernels of three and four products, whose times the model knows from fewer sizes
 HOST = 1.0  #: microseconds that the host takes for another launch
 MOST_STORED = 4  #: Funcs that other kernels store for one way to fuse, at most
 KEPT = 1 << 25  #: bytes of intermediate results that a faster way may write: they stay in the L2

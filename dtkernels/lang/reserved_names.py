@@ -14,6 +14,7 @@ from .schedule import APPROXIMATIONS, SHARES
 TAKEN = frozenset(
     {
         *keyword.kwlist, "__debug__", "torch", "triton", "tl", "gl", "gluon", "hopper", "tma", "mbarrier", "new_names", "tma_load", "tma_store",
+        "first_id", "round_id", "first_round", "last_round", "last_place", "place_of_program", "blocks_in_group", "blocks_left",
         "tma_add", "tma_add_of_builder", "_core", "async_copy", "copy_to_shared", "in_words",
         "range", "min", "max", "isinstance", "float", "int", "pid", "tile_id", "sizes", "dtype", "INDEX", "PRECISION", "EXACT", "ON_GPU", "EXP_DEGREE", "STAGES",
         "whole", "first_tile", "second_tile", "launch", "index_type", "whole_numbers", "dot_precision", "exact_products", "programs", "whole_waves", "waves_before_parts", "tiles_before", "tail_block",

@@ -163,7 +163,7 @@ class KernelCount:
             else:
                 short += asked / vector
             dims = [x for x, _ in read.labels if not streamed or sizes.get(x, 1) > 1]  # Triton knows a stride of 1
-            narrow = narrow or (vector < ASYNC and not aligned and len(dims) > 1)
+            narrow = narrow or (vector < ASYNC and not aligned and len(dims) > 1 and not plan.config.specialized)  # whose producer copies words
             tile_bytes, held_bytes = (tile_bytes + tile, held_bytes) if access.looped else (tile_bytes, held_bytes + tile)
             single[read.tensor] = tile / each if vector < ASYNC and not aligned else 0.0
             if access.looped:

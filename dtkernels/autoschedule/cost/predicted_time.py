@@ -74,7 +74,7 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     if config.persistent and work.rows and work.steps > 1 and not work.fetched:
         busy, waiting = busy * c.refilled, waiting * c.refilled
     alone = _overlapped(busy, waiting, sharp)
-    full, rest = divmod(work.programs, slots)
+    full, rest = _rounds(work, config, slots)
     again = waiting - c.start if config.persistent else waiting  # its next block's first loads run beside the results of the last
     crowded = _overlapped(work.held * busy, again, sharp)
     computing = c.start + full * crowded
@@ -110,6 +110,13 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     return took
 
 
+def _rounds(work: Work, config: KernelConfig, slots: int) -> tuple[float, int]:
+    """Return rounds of programs, and the programs of a last one. Persistent programs of specialized warps share long and short loops evenly, in pairs or in order."""
+    if not (config.specialized and config.persistent and work.longest > 1 and work.programs > slots):
+        return divmod(work.programs, slots)
+    return work.programs / slots if config.order else 2.0 * -(-work.programs // (2 * slots)), 0
+
+
 def _streamed(rest: int, busy: float, waiting: float, config: KernelConfig, c: Rates, machine: tuple[int, int]) -> float:
     """Return the microseconds of a last wave of ``rest`` blocks whose sums are split, and of the kernel that merges the parts."""
     parts = math.prod(n for _, n in config.stream)
@@ -137,7 +144,8 @@ def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
     multiplying = work.multiplied / _rate(work, c) * _shape(work, config, c)
     if config.ping_pong:  # one warpgroup computes while the other multiplies
         return _overlapped(_overlapped(multiplying, loading, c.inner), computing * c.beside, c.inner) * (1 + c.spills * (work.spilled - 1))
-    return (_overlapped(multiplying, loading, c.inner) + computing * c.beside) * (1 + c.spills * (work.spilled - 1))
+    anew = c.anew if config.specialized and work.products > 3 and work.longest > 1 else 0.0
+    return (_overlapped(multiplying, loading, c.inner) + computing * c.beside) * (1 + c.spills * (work.spilled - 1)) + anew
 
 
 def _rate(work: Work, c: Rates) -> float:
@@ -172,7 +180,7 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
     if work.products == 1:
         shape *= c.tall if work.rows > work.columns else c.low if work.rows < GROUP_ROWS <= work.columns else 1.0
     if config.specialized and work.products > 1:
-        shape *= c.specialized * (c.several if work.products > 2 else 1.0)
+        shape *= c.specialized * (c.several if work.products > 2 else 1.0) * (c.joined if work.products > 3 else 1.0)
     return shape
 
 

@@ -176,7 +176,7 @@ class Chain:
         return longest_last if len(own) > 1 and longest_last != own else ()
 
     def program_order(self, block: dict[str, int], packed: bool) -> tuple[tuple[str, str, int], ...]:
-        if packed or len(block) < 2 or not self.rows or self.rows[-1] not in block or not self._has_mask():
+        if packed or len(block) < 2 or not self.rows or self.rows[-1] not in block or not self.has_mask():
             return ()
         return causal_program_order(self.shape, self.root, self.members, block, self.rows[-1])
 
@@ -202,7 +202,7 @@ class Chain:
         elif self.accumulators() == 1:
             rows, step, warps, stages = 128, 64, 8, 3
         else:
-            rows, step, warps, stages = (64, 64, 4, 2) if self._has_mask() and not self._is_large_and_unaligned() else (128, 64, 8, 3)
+            rows, step, warps, stages = (64, 64, 4, 2) if self.has_mask() and not self._is_large_and_unaligned() else (128, 64, 8, 3)
         return rows, step, warps, self.stages(rows * (2 if products > 2 else 1), step, wide, stages)
 
     def _is_large_and_unaligned(self) -> bool:
@@ -257,7 +257,7 @@ class Chain:
         parts = whole_parts(min(wanted, steps[longest], math.prod(steps.values()) // LONG))
         return {"split": ((longest, parts),)} if parts >= 2 else {}
 
-    def _has_mask(self) -> bool:
+    def has_mask(self) -> bool:
         """Return whether a comparison of a row with the intermediate's label masks the loop."""
         return bool(self._masked_labels() & set(reduction_labels(self.shape.algorithm, self.root)))
 

@@ -11,6 +11,8 @@ from ..problem import SchedulingProblem
 
 KEPT = 0.75  #: of the L2: what may be read again from it while a group of blocks is taken
 AGAIN = 50  #: the part of the bytes moved between two reads of an element, from which on what is read again counts
+EVEN = 0.95  #: of the programs busy in whole rounds of pairs of blocks
+SEVERAL = 4  #: blocks of a group for each program, so that long and short ones make up for each other
 NEAR = 4  #: times as many blocks as there are may come at other sizes: up to this the order says how many go together
 
 
@@ -38,6 +40,26 @@ def causal_program_order(shape: SchedulingProblem, root: str, members: list[str]
             outside.insert(0, label)
             fit = 0
     return (*((label, "", 0) for label in outside), *order) if len(outside) < len(rest) else ()
+
+
+def balanced_program_order(shape: SchedulingProblem, root: str, members: list[str], block: dict[str, int], row: str) -> tuple[tuple[str, str, int], ...]:
+    """Order blocks so that persistent programs can share them evenly where a mask makes loops longer by ``row``.
+
+    In the usual order each program takes a long and a short one together. Where that leaves many programs one pair short, blocks are sorted
+    by length: over as many heads as the L2 keeps, if these give every program several blocks.
+    """
+    cores, rest = shape.target.multiprocessors, [label for label in block if label != row]
+    pairs = shape.programs(block) / (2 * cores)
+    if not rest or pairs >= EVEN * math.ceil(pairs):
+        return ()
+    counts = {label: max(1, -(-shape.sizes[label] // block[label])) for label in rest}
+    each = sum(_bytes(shape, root, access, rest) for access in _shared(shape, members, row))
+    kept = max(int(KEPT * shape.target.l2_bytes) // max(1, each), -(-SEVERAL * cores * block[row] // shape.sizes[row]))
+    *outer, inner = rest
+    if kept >= counts[inner] or not outer and 2 * kept > counts[inner]:
+        return tuple((label, "", 0) for label in (row, *rest)) if 2 * kept > math.prod(counts.values()) else (*((x, "", 0) for x in outer), (row, "", 0), (inner, "", 0))
+    inside = shape.unused_label(inner)
+    return (*((x, "", 0) for x in outer), (inner, inside, next_power_of_two(kept)), (row, "", 0), (inside, "", 0))
 
 
 def broadcast_program_order(shape: SchedulingProblem, labels: tuple[str, ...], read: list[ex.Access], block: dict[str, int]) -> tuple[tuple[str, str, int], ...]:

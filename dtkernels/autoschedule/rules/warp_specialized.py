@@ -17,6 +17,7 @@ from ..cost.kernel_config import KernelConfig, Pairs
 from ..problem import SchedulingProblem
 from .candidates.two_tiles import in_two_tiles, tiled_extent
 from .chained_gemm import Chain
+from .program_order import balanced_program_order
 
 ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
@@ -64,7 +65,9 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     if sums > 1:
         return _several_sums(shape, root, members, block, whole, (loop, *around), tuple(sorted(read)))
     programs, cores = shape.programs(block), shape.target.multiprocessors
-    if 2 * programs < cores or programs > cores and shape.fills_better(block, rows, ROWS // 2):
+    chain = Chain.of(shape, root, members)
+    masked = chain is not None and chain.has_mask()  # then programs share blocks by the length of their loops
+    if 2 * programs < cores or programs > cores and not masked and shape.fills_better(block, rows, ROWS // 2):
         return None
     if widest <= 64 and sizes[loop] < SHORTEST_LOOP:
         return None  # measured, attention of 64 columns: at 1024 keys 103 us against 93 by Triton's text, at 4096 1167 against 1169, causal 651 against 690
@@ -75,8 +78,9 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
         step //= 2
     tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
     written = written if widest <= 128 and not several and shape.result_bytes() == 2 else []  # else no room to gather what is stored
+    order = balanced_program_order(shape, root, members, block, rows) if masked else ()
     config = KernelConfig(
-        root, tuple(block.items()), tuple(tile.items()), descriptors=(*sorted(read), *written), persistent=True, specialized=(loop,), stages_of=((loop, deep),),
+        root, tuple(block.items()), tuple(tile.items()), order=order, descriptors=(*sorted(read), *written), persistent=True, specialized=(loop,), stages_of=((loop, deep),),
         approximations=_exponentials(shape, members, widest), num_warps=8,
     )  # fmt: skip
     return config if several else next(in_two_tiles(shape, config), config)
@@ -100,7 +104,7 @@ def _several_sums(
     if 2 * part * programs < cores:
         return None
     chain = Chain.of(shape, root, members)
-    order = chain.program_order(block, False) if chain else ()
+    order = balanced_program_order(shape, root, members, block, chain.rows[-1]) if chain and chain.has_mask() and chain.rows[-1] in block else ()
     tile = {**block, **dict.fromkeys(sorted(whole), 0), loops[0]: 64, **dict.fromkeys(loops[1:], 1)}
     return KernelConfig(
         root, tuple(block.items()), tuple(tile.items()), order=order, descriptors=read, persistent=True, specialized=loops[:1], stages_of=((loops[0], 3),),

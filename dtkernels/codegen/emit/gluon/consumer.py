@@ -21,7 +21,7 @@ is made a step ahead. Gradients of keys and values, the queries' gradient dQ add
         wait for dP; dS = P * dP; show dS to the other consumer
         wait for the other's dS; start dQ = dS^T K; start dK += dS Q
         wait for dQ; start S of the next tile; add dQ to memory
-        wait for the rest
+        load d_total of the next tile; wait for the rest
 
 Nothing is in flight where a loop goes back: ptxas would run such products one by one.
 """
@@ -172,13 +172,13 @@ class Consumer:
     def _put(self, s: DescriptorStore, depth: int) -> None:
         """Store a tile through shared memory, after the last block's store has read it."""
         value = self.k.expr.text(s.value, s.axes)
+        self.k.line(depth, "tma.store_wait(0)")
         self._through(s, f"({value})" if " " in value else value, depth)
 
     def _through(self, s: DescriptorStore, value: str, depth: int) -> None:
         k = self.k
         desc = k.descriptor(s)
         flat = ", ".join(n for n, a in zip(k.boxes[desc], s.box) if a)
-        k.line(depth, "tma.store_wait(0)")
         place = f"{put_name(s)}_tiles.index({self._wg()})"
         k.line(depth, f"{place}{'' if None not in s.box else '.reshape([' + flat + '])'}.store({value}.to({s.buffer}_ptr.dtype.element_ty))")
         k.line(depth, "hopper.fence_async_shared()")
@@ -401,10 +401,11 @@ class Consumer:
         self._release_resident_tiles(depth)
 
     def _prologue(self, step: LoopStep, depth: int) -> None:
-        """Emit what a loop finds done in its first step: the first product."""
+        """Emit what a loop finds done in its first step: the first product, and what others start from."""
         first = step.fresh[0]
         self._multiply_ahead(first, "it", "", depth)
         self._await_products({first.name}, [first.name], depth)
+        self._starts(step, depth)
 
     def _step_in_order(self, step: LoopStep, end: str, depth: int) -> None:
         """Emit one step: a product is issued when its operands are there and awaited where it is read; what is added to memory comes last."""
@@ -421,13 +422,7 @@ class Consumer:
         ahead = self.p.rings_of(first)
         self._await([r for r in self.p.rings if r not in ahead], "slot", "it", depth)
         for q in others:
-            start = ""
-            if q.start:
-                start = f"{q.name}_start"
-                self._line(next(s for s in step.lines if s.name == q.start.name), depth)
-                shape = f"[{k.share()}, {k.length(q.columns)}]"
-                k.line(depth, f"{start} = gl.full({shape}, 0.0, gl.float32, MMA_{q.columns.name}) + {q.start.name}[None, :]")
-            self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), "slot"), "slot", start, depth)
+            self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), "slot"), "slot", f"{q.name}_start" if q.start else "", depth)
         flying = self._work_in_order(step, [s for s in step.work if s not in loads and s.name not in started], [q.name for q in others], depth)
         for a in step.added:
             self._await_products({f"{a.store.buffer}_part"}, flying, depth)
@@ -435,6 +430,7 @@ class Consumer:
         flying.append(first.name)
         for a in step.added:
             self._through(a.store, f"{a.store.buffer}_part", depth)
+        self._starts(step, depth)
         self._await_products(set(flying), flying, depth)
         self._release_slots(list(self.p.rings), "slot", depth)
 
@@ -464,8 +460,16 @@ class Consumer:
                     self._statement(s, depth)
         return flying
 
-    def _line(self, s: Let | Assign, depth: int) -> None:
-        self.k.line(depth, f"{s.name} = {s.name}_row.index(slot).load({self.k.expr.layout(s.axes)}).to(gl.float32)")
+    def _starts(self, step: LoopStep, depth: int) -> None:
+        """Load the numbers that products of the next step start from: these products wait for nothing else there."""
+        for q in step.fresh:
+            if q.start:
+                self._line(next(s for s in step.lines if s.name == q.start.name), depth, "ahead")
+                shape = f"[{self.k.share()}, {self.k.length(q.columns)}]"
+                self.k.line(depth, f"{q.name}_start = gl.full({shape}, 0.0, gl.float32, MMA_{q.columns.name}) + {q.start.name}[None, :]")
+
+    def _line(self, s: Let | Assign, depth: int, slot: str = "slot") -> None:
+        self.k.line(depth, f"{s.name} = {s.name}_row.index({slot}).load({self.k.expr.layout(s.axes)}).to(gl.float32)")
 
     def _multiply_ahead(self, q: Product, it: str, when: str, depth: int) -> None:
         """Start a product of loaded tiles for step ``it``. Where there is none, ``when`` is false, and what it makes is not used."""
@@ -484,8 +488,9 @@ class Consumer:
         self.k.line(depth, f"{', '.join(done)} = hopper.warpgroup_mma_wait({len(flying)}, deps=[{', '.join(f'{n}_made' for n in done)}])")
 
     def _share_terms(self, a: AddedProduct, depth: int) -> None:
-        """Show this consumer's rows of a left operand to all."""
+        """Show this consumer's rows of a left operand to all. By then the addition of the step before has long read its tile: nothing waits for it later."""
         k, name = self.k, a.store.buffer
+        k.line(depth, "tma.store_wait(0)")
         k.line(depth, f"{name}_terms.index((it & 1) * {self.p.consumers} + {self._wg()}).store({k.expr.text(a.left, (self.p.rows, a.rows))}.to({a.right.name}_tiles.dtype))")
         k.line(depth, "hopper.fence_async_shared()")
         k.line(depth, f"mbarrier.arrive({name}_ready.index(it & 1), count=1)")

@@ -90,7 +90,7 @@ class GluonPrinter(_KernelPrinter):
         if count == 1:
             return whole
         name, value = f"PART_{added.columns.label}", self._value(whole)
-        self.tiles[name] = f"{value} // {count} if {value} >= {NARROWEST * count} else {value}"
+        self.tiles[name] = f"({value} // {count} if {value} >= {NARROWEST * count} else {value})"
         return name
 
     def descriptor(self, access: DescriptorLoad | DescriptorStore) -> str:
@@ -351,7 +351,7 @@ class GluonPrinter(_KernelPrinter):
 
     def grid(self) -> int:
         """Print the loop over blocks; return the indentation depth inside it."""
-        lines, depth = grid_lines(self.kernel, self, pairs=True)
+        lines, depth = grid_lines(self.kernel, self, balanced=True)
         for line in lines:
             self.lines.append(re.sub(r"tl\.range\((.*?)(?:, flatten=True)?\):", r"range(\1):", line))
         return depth

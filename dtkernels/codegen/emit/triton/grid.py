@@ -61,38 +61,72 @@ def programs_at_once(kernel: Kernel) -> int:
     return max(1, 32 // kernel.num_warps // (4 if has_matrix_product(kernel.body) else 1))
 
 
-def grid_lines(kernel: Kernel, names: Names, pairs: bool = False) -> tuple[list[str], int]:
+def grid_lines(kernel: Kernel, names: Names, balanced: bool = False) -> tuple[list[str], int]:
     """Return (lines that compute the block of each label, indentation depth after them)
 
-    With ``pairs`` a persistent program takes a block with a long loop and one with a short loop in turn.
+    With ``balanced`` persistent programs get equal shares of long and of short loops.
     """
     steps = kernel.order
     if not steps:
         return [], 1
     plain = len(steps) == 1 and steps[0].part == "all"
-    longer = _labels_with_growing_loops(kernel)
+    growing, shrinking = _labels_of_uneven_loops(kernel)
+    uneven = next((i for i, s in enumerate(steps) if s.label in growing | shrinking and s.part == "all"), None)
+    balanced = balanced and kernel.persistent and not plain and uneven is not None
+    pairs = balanced and uneven == len(steps) - 1
     lines = []
     counted = [s.label for i, s in enumerate(steps) if s.part != "inside" and (i or s.part == "group" or kernel.persistent)]
-    counted += [s.label for s in steps if s.label in longer and s.part == "all" and not plain]
+    counted += [s.label for s in steps if s.label in growing and s.part == "all" and not plain]
     for label in dict.fromkeys(counted):
         lines.append(f"blocks_{label} = {_count(next(g for g in kernel.grid if g.label == label), names)}")
     if kernel.persistent:
         blocks = BEFORE if kernel.tail else " * ".join(f"blocks_{label}" for label in dict.fromkeys(counted))
-        flatten = ", flatten=True" if is_single_reduction_loop(kernel) else ""
-        pairs = pairs and steps[-1].part == "all" and steps[-1].label in longer
-        if pairs:
-            lines.append(f"each = 2 if {blocks} > tl.num_programs(0) else 1  # a long one and a short one")
-            lines.append(f"for first_id in tl.range(tl.program_id(0) * each, {blocks}, tl.num_programs(0) * each):")
-            lines.append(f"    for tile_id in tl.range(first_id, min(first_id + each, {blocks})):")
+        if balanced:
+            lines += _pairs(blocks) if pairs else _back_and_forth(blocks, steps[uneven:] if uneven else ())
         else:
+            flatten = ", flatten=True" if is_single_reduction_loop(kernel) else ""
             stages = f", num_stages={kernel.block_stages}" if kernel.block_stages else ""
             lines.append(f"for tile_id in tl.range(tl.program_id(0), {blocks}, tl.num_programs(0){flatten}{stages}):")
     inner = [f"{names.block_index(steps[0].label)} = {_program(kernel)}"] if plain else [f"pid = {_program(kernel)}"]
     for i, step in enumerate(() if plain else steps):
-        inner += _step(step, steps[i + 1 :], i == len(steps) - 1, names, step.label in longer, pairs and kernel.persistent)
+        inner += _step(step, steps[i + 1 :], i == len(steps) - 1, names, step.label in growing, pairs)
     inner += _tail_piece(kernel, names)
-    depth = 1 + kernel.persistent + (pairs and kernel.persistent)
+    depth = 1 + kernel.persistent + balanced
     return [f"    {line}" for line in lines] + ["    " * depth + line for line in inner], depth
+
+
+ROUNDS = 2  #: of blocks, from which on programs share each group by itself
+
+
+def _pairs(blocks: str) -> list[str]:
+    """Return the loops of a program that takes a block with a long loop and one with a short loop together."""
+    return [
+        f"each = 2 if {blocks} > tl.num_programs(0) else 1  # a long one and a short one",
+        f"for first_id in tl.range(tl.program_id(0) * each, {blocks}, tl.num_programs(0) * each):",
+        f"    for tile_id in tl.range(first_id, min(first_id + each, {blocks})):",
+    ]
+
+
+def _back_and_forth(blocks: str, inside: tuple[GridStep, ...]) -> list[str]:
+    """Return the loops of programs that share blocks sorted by the length of their loops: one round forth, the next one back.
+
+    Lengths 9 8 7 6 5 4, two programs: 9 6 5 and 8 7 4. ``inside``: the steps within which blocks are sorted, all if there are none.
+    """
+    group = " * ".join(f"GROUP_{s.label}" if s.part == "inside" else f"blocks_{s.label}" for s in inside) or blocks
+    programs = "tl.num_programs(0)"
+    return [
+        f"blocks_in_group = {group}",
+        f"blocks_in_group = blocks_in_group if blocks_in_group >= {ROUNDS} * {programs} else {blocks}",
+        f"for first_id in tl.range(0, {blocks}, blocks_in_group):",
+        f"    blocks_left = min(blocks_in_group, {blocks} - first_id)",
+        "    first_round = first_id // blocks_in_group",
+        f"    last_round = first_round + blocks_left // {programs}",
+        f"    last_place = tl.where(last_round % 2 == 0, tl.program_id(0), {programs} - 1 - tl.program_id(0))",
+        f"    last_round += tl.where(last_place < blocks_left % {programs}, 1, 0)",
+        "    for round_id in tl.range(first_round, last_round):",
+        f"        place_of_program = tl.where(round_id % 2 == 0, tl.program_id(0), {programs} - 1 - tl.program_id(0))",
+        f"        tile_id = first_id + (round_id - first_round) * {programs} + place_of_program",
+    ]
 
 
 def _count(label: GridLabel, names: Names) -> str:
@@ -115,14 +149,17 @@ def _tail_piece(kernel: Kernel, names: Names) -> list[str]:
     return lines
 
 
-def _labels_with_growing_loops(kernel: Kernel) -> set[str]:
-    """Return labels whose later blocks have longer loops (causal masks make such).
+def _labels_of_uneven_loops(kernel: Kernel) -> tuple[set[str], set[str]]:
+    """Return labels whose later blocks have longer loops, and those whose later blocks have shorter ones (causal masks make such).
 
-    They are walked from the last, so that no long one is left to the end.
+    The former are walked from the last, so that no long one is left to the end.
     """
-    loops = [s for s in statements(kernel.body) if isinstance(s, Loop) and s.reduces and s.end is not None]
+    inner = [s for s in statements(kernel.body) if isinstance(s, Loop) and s.reduces and not any(isinstance(x, Loop) for x in statements(s.body))]
+    loops = [s for s in inner if s.begin is not None or s.end is not None]
     values = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let)}
-    return _blocks_in([s.end for s in loops[-1:] if s.end], values) - _blocks_in([s.begin for s in loops[:1] if s.begin], values)
+    begins = _blocks_in([s.begin for s in loops[:1] if s.begin], values)
+    ends = _blocks_in([s.end for s in loops[-1:] if s.end], values)
+    return ends - begins, begins - ends
 
 
 def _blocks_in(bounds: list[Tile], values: dict[str, Tile]) -> set[str]:
@@ -160,7 +197,7 @@ def _step(step: GridStep, rest: tuple[GridStep, ...], last: bool, names: Names, 
         lines.append(f"in_group_{step.label} = min(blocks_{step.label} - first_{step.label}, GROUP_{step.label})")
     elif step.part == "inside":
         lines.append(f"{names.block_index(step.label)} = first_{step.label} + {value}  # {step.name}")
-    elif from_last and last and pairs:
+    elif last and pairs:
         block, blocks = names.block_index(step.label), f"blocks_{step.label}"
         lines.append(f"{block} = tl.where({value} % 2 == 0, {blocks} - 1 - {value} // 2, {value} // 2)")
     elif from_last:

@@ -95,8 +95,18 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
         behind,
         outer,
     )
+    try:
+        return _checked(found)
+    except Refused:
+        if not behind:
+            raise
+        return _checked(replace(found, behind=False))  # loops whose masks do not nest can be run one by one
+
+
+def _checked(found: WarpSpecializedKernel) -> WarpSpecializedKernel:
+    """Return the plan, with what products start from where loops are run one by one. Raises Refused."""
     if found.in_order:
-        found = replace(found, steps=tuple(_with_starts(step) for step in steps))
+        found = replace(found, steps=tuple(_with_starts(step) for step in found.steps))
     check_plan(found)
     return found
 
