@@ -50,3 +50,21 @@ def arguments(program: Program, params: dict, sizes: tuple[int, ...], dtype: tor
     result.backward(grad.double())
     given = {"Q": q, "K": k, "V": v, "d_attention": grad, "total_log": logs.detach().float(), "attention": result.detach().to(dtype), **numbers}
     return [given[n] for n in (*program.algorithm.inputs, *program.algorithm.scalars)], [t.grad for t in wide]
+
+
+def apart(params: dict, columns: int, more: str = "") -> Program:
+    """The gradients for Q, K and V by a kernel each, all of specialized warps; heads of ``columns`` columns."""
+    given = tuple(sorted(params.items()))
+    algorithm = shipped("attention").variant(given, frozenset(), 0).pair(("Q", "K", "V")).backward.algorithm
+    grouped = params.get("group", 1) > 1
+    heads, inner, around = ("K_1", ", h_in:1", "{0}.reorder(h_in, m); ") if grouped else ("h", "", "")
+    step = 32 if columns > 128 else 64
+    text = "".join(f"{f}.fuse_at(d_Q, l); " for f in algorithm.funcs if f not in (*OUTPUTS, "d_total"))
+    text += "d_total.block(b:1, h:1, m:32); d_total.tensorize(b:1, h:1, m:32, n:0); "
+    kernels = {"d_Q": ("h", "m", "l", step, "", "K, V, Q, d_attention"), "d_K": (heads, "l", "m", step, inner, "K, V, Q, d_attention"), "d_V": (heads, "l", "m", 64, inner, "K, Q, d_attention")}
+    for func, (head, row, loop, tile, nested, read) in kernels.items():
+        text += f"{func}.block(b:1, {head}:1, {row}:128); {func}.tensorize(b:1, {head}:1, {row}:128, d:0, n:0, {loop}:{tile}{nested}); {func}.descriptor({read}); "
+        text += f"{func}.persistent(); {func}.stages({loop}:2); {func}.specialize_warps({loop}); {func}.num_warps(8); " + (around.format(func) if nested else "")
+    schedule = parse_schedule(text + more + "".join(f"{o}.compile();" for o in OUTPUTS))
+    check_schedule(schedule, algorithm)
+    return Program(algorithm, Schedule(schedule.primitives))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from attention_sweep import one_sweep
+from attention_sweep import apart, one_sweep
 from gluon_programs import CAUSAL, PRODUCT, SCORE, WINDOW, attention
 
 from dtkernels.algebra.pipeline import prepare
@@ -222,6 +222,21 @@ def test_consumers_add_products_over_their_rows_to_memory(name):
     assert ptx.count("cp.reduce.async.bulk.tensor") == 2 * loops, "one in each loop of each consumer"
     usage = re.search(r"STACK:(\d+)", machine_code(compiled, "cubin", "cuobjdump", "--dump-resource-usage"))
     assert usage and int(usage[1]) <= spilled, usage
+
+
+@pytest.mark.parametrize("params, columns", [({"causal": True}, 256), ({"causal": True, "group": 4}, 224), ({"group": 4}, 128)])
+def test_gradients_of_wide_heads_and_of_heads_that_share_keys_fit_consumers(params, columns):
+    """Loops whose masks do not nest are run one by one, as those inside a loop over heads are."""
+    program = apart(params, columns)
+    shapes = {n: (2, 8 // params.get("group", 1) if n in ("K", "V") else 8, 1000, columns) for n in program.algorithm.inputs}
+    given = {n: torch.empty(shape, dtype=torch.bfloat16, device="meta") for n, shape in shapes.items()} | {"total_log": torch.empty(2, 8, 1000, device="meta")}
+    module = load_module(emit(program, "call", H200, True), "apart")
+    launches = [x for x in record_launches(module, "call", [*given.values(), *([0.1] * len(program.algorithm.scalars))]) if "gluon" in x.kernel.__name__]
+    assert [x.kernel.__name__ for x in launches] == ["d_Q_gluon_kernel", "d_K_gluon_kernel", "d_V_gluon_kernel"]
+    for launch in launches:
+        compiled = build(launch, H200)
+        usage = re.search(r"STACK:(\d+)", machine_code(compiled, "cubin", "cuobjdump", "--dump-resource-usage"))
+        assert compiled.metadata.shared <= H200.shared_bytes and usage and int(usage[1]) <= SCALARS, launch.kernel.__name__
 
 
 def test_a_store_replays_additions_in_bulk_without_triton():

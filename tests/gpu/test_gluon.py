@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_sweep import arguments, one_sweep
+from attention_sweep import apart, arguments, one_sweep
 from gluon_programs import CAUSAL, PRODUCT, SCORE, WINDOW, attention
 
 from dtkernels.algebra.pipeline import prepare
@@ -120,6 +120,30 @@ def test_gradients_in_one_sweep(name):
     assert hasattr(module, f"d_K{'_part' * bool(more)}_gluon_kernel")
     for form in ("", "_descriptor"):
         setattr(module, f"d_K{'_part' * bool(more)}{form}_kernel", Never())
+    given, exact = arguments(program, params, sizes, torch.bfloat16)
+    found = module.call(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in given))
+    for got, right in zip(found, exact):
+        error = (got.double().cpu() - right).norm() / right.norm()
+        assert error <= 2.0**-7, "operands and results are rounded to 8 bits, some of them twice"
+
+
+APART = {
+    "wide, causal": ({"causal": True}, (1, 3, 700, 700, 256), ""),
+    "wide, many heads share keys": ({"causal": True, "group": 9}, (2, 9, 425, 425, 224), "d_K.split(h_in:4); d_V.split(h_in:4);"),
+    "rows sorted by length": ({"causal": True}, (2, 5, 1001, 1001, 128), "d_Q.map(m, b, h); d_K.map(l, b, h); d_V.map(b, l, h);"),
+    "heads share keys": ({"group": 3}, (1, 6, 300, 515, 96), ""),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_gradients_by_kernels_of_their_own(name):
+    params, sizes, more = APART[name]
+    program = apart(params, sizes[-1], more)
+    module = load_module(emit(program, "call", target("h200"), True), "gluon")
+    names = ("d_Q", *(f"{f}{'_part' * ('split' in more)}" for f in ("d_K", "d_V")))
+    for func in names:
+        assert hasattr(module, f"{func}_gluon_kernel")
+        setattr(module, f"{func}_kernel", Never())
     given, exact = arguments(program, params, sizes, torch.bfloat16)
     found = module.call(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in given))
     for got, right in zip(found, exact):
