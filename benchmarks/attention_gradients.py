@@ -78,8 +78,9 @@ def schedule(size: Size, sweep: bool, parts: int = 1) -> str:
     if sweep:
         text += "d_Q.accumulate_at(d_K, m); d_Q.block(b:1, h:1, m:32); d_Q.tensorize(b:1, h:1, m:32, d:0); d_K.descriptor(Q, d_attention, K, V, d_Q); "
     else:
-        text += "d_K.descriptor(Q, d_attention, K, V); d_Q.block(b:1, h:1, m:128); d_Q.tensorize(b:1, h:1, m:128, d:0, n:0, l:64); "
-        text += "d_Q.descriptor(K, V, Q, d_attention); " + SPECIALIZED.format("d_Q", "l")
+        gathered = ", d_K, d_V" if parts == 1 else ""
+        text += f"d_K.descriptor(Q, d_attention, K, V{gathered}); d_Q.block(b:1, h:1, m:128); d_Q.tensorize(b:1, h:1, m:128, d:0, n:0, l:64); "
+        text += "d_Q.descriptor(K, V, Q, d_attention, d_Q); " + SPECIALIZED.format("d_Q", "l")
     return text + "d_Q.compile(); d_K.compile(); d_V.compile();"
 
 

@@ -1,4 +1,4 @@
-"""Attention's backward in one sweep over the queries: the program, a schedule for it, and its gradients in float64."""
+"""Attention's backward: programs with schedules, in one sweep over the queries, by a kernel for each gradient and by default, and the gradients in float64."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.codegen.target import Target
 from dtkernels.lang.parser import parse_schedule
 from dtkernels.lang.schedule import Program, Schedule
 from dtkernels.lang.schedule_checks import check_schedule
@@ -68,3 +70,12 @@ def apart(params: dict, columns: int, more: str = "") -> Program:
     schedule = parse_schedule(text + more + "".join(f"{o}.compile();" for o in OUTPUTS))
     check_schedule(schedule, algorithm)
     return Program(algorithm, Schedule(schedule.primitives))
+
+
+def by_default(params: dict, sizes: tuple[int, ...], target: Target) -> Program:
+    """The gradients for Q, K and V by the default schedule for batches, heads, queries, keys and columns of 16 bits."""
+    b, h, m, l, d = sizes  # noqa: E741
+    backward = shipped("attention").variant(tuple(sorted(params.items())), frozenset(), 0).pair(("Q", "K", "V")).backward
+    group = params.get("group", 1)
+    extents = {"b": b, "h": h, "m": m, "l": l, "d": d, "n": d} | ({"K_1": h // group, "h_in": group} if group > 1 else {})
+    return Program(backward.algorithm, default_schedule(backward.algorithm, OUTPUTS, extents, 2, target))

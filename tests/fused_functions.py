@@ -344,6 +344,11 @@ def weighted_loss(x, t, w):
     return F.cross_entropy(x, t, w.detach()), F.nll_loss(F.log_softmax(x, -1), t), F.cross_entropy(x, torch.softmax(x, -1), reduction="sum")
 
 
+@case(((6, 8), ("index", 8, 6), ("positive", 8)), ((5, 12), ("index", 12, 5), ("positive", 12)), programs=2)
+def weighted_and_smoothed_loss(x, t, w):
+    return F.cross_entropy(x, t, w.detach(), label_smoothing=0.2, ignore_index=2), F.cross_entropy(x, t, w.detach(), label_smoothing=0.1, reduction="none")
+
+
 @case(((6, 8), ("index", 8, 6)), ((5, 12), ("index", 12, 5)))
 def picked(x, t):
     return -torch.log_softmax(x, -1).gather(1, t[:, None]).squeeze(1)

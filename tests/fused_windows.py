@@ -75,6 +75,16 @@ def adaptive_pooling(x):
     return F.adaptive_avg_pool2d(x, (4, 3)) * 2
 
 
+@case(((2, 3, 8, 7),), ((3, 2, 11, 6),), programs=2, interpreted=True)
+def adaptive_pooling_by_windows_that_overlap(x):
+    return F.adaptive_avg_pool2d(x, (3, 4)), F.adaptive_max_pool1d(x[0], 5)
+
+
+@case(((2, 3, 8, 7),), ((3, 2, 11, 6),), interpreted=True)
+def nearest_elements_of_any_size(x):
+    return F.interpolate(x * 2, size=(5, 9))
+
+
 @case(((2, 3, 4, 3), (2, 3, 8, 6)), ((3, 2, 3, 5), (3, 2, 6, 10)), interpreted=True)
 def nearest_upsampling(x, y):
     return F.interpolate(x.relu(), scale_factor=2) * y

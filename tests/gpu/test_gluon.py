@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_sweep import apart, arguments, one_sweep
+from attention_sweep import apart, arguments, by_default, one_sweep
 from gluon_programs import CAUSAL, PRODUCT, SCORE, WINDOW, attention
 
 from dtkernels.algebra.pipeline import prepare
@@ -144,6 +144,28 @@ def test_gradients_by_kernels_of_their_own(name):
     for func in names:
         assert hasattr(module, f"{func}_gluon_kernel")
         setattr(module, f"{func}_kernel", Never())
+    given, exact = arguments(program, params, sizes, torch.bfloat16)
+    found = module.call(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in given))
+    for got, right in zip(found, exact):
+        error = (got.double().cpu() - right).norm() / right.norm()
+        assert error <= 2.0**-7, "operands and results are rounded to 8 bits, some of them twice"
+
+
+DEFAULTS = {
+    "causal": ({"causal": True}, (2, 9, 1001, 1001, 128)),
+    "few queries": ({}, (2, 16, 64, 4096, 128)),
+    "heads share keys": ({"group": 3}, (2, 21, 700, 700, 96)),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_gradients_by_the_default_schedule(name):
+    """Gradients of keys and values, by one kernel of specialized warps, leave by the copy engine."""
+    params, sizes = DEFAULTS[name]
+    program = by_default(params, sizes, target("h200"))
+    assert program.schedule.names("d_K", "specialize_warps")
+    module = load_module(emit(program, "call", target("h200"), True), "gluon")
+    setattr(module, f"d_K{'_part' * bool(program.schedule.sizes('d_K', 'split'))}_kernel", Never())
     given, exact = arguments(program, params, sizes, torch.bfloat16)
     found = module.call(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in given))
     for got, right in zip(found, exact):

@@ -55,9 +55,11 @@ def balanced_program_order(shape: SchedulingProblem, root: str, members: list[st
     counts = {label: max(1, -(-shape.sizes[label] // block[label])) for label in rest}
     each = sum(_bytes(shape, root, access, rest) for access in _shared(shape, members, row))
     kept = max(int(KEPT * shape.target.l2_bytes) // max(1, each), -(-SEVERAL * cores * block[row] // shape.sizes[row]))
+    if 2 * kept > math.prod(counts.values()):
+        return tuple((label, "", 0) for label in (row, *rest))
     *outer, inner = rest
-    if kept >= counts[inner] or not outer and 2 * kept > counts[inner]:
-        return tuple((label, "", 0) for label in (row, *rest)) if 2 * kept > math.prod(counts.values()) else (*((x, "", 0) for x in outer), (row, "", 0), (inner, "", 0))
+    if kept >= counts[inner]:
+        return (*((x, "", 0) for x in outer), (row, "", 0), (inner, "", 0))
     inside = shape.unused_label(inner)
     return (*((x, "", 0) for x in outer), (inner, inside, next_power_of_two(kept)), (row, "", 0), (inside, "", 0))
 

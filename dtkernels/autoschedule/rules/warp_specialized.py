@@ -63,7 +63,7 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     if several and widest == 64 or sums > 1 and (widest != 128 or len(dots) < 4):
         return None
     if sums > 1 or around or several and widest > 128:
-        return _in_order(shape, root, members, block, sorted(whole), (loop, *around), tuple(sorted(read)))
+        return _in_order(shape, root, members, block, sorted(whole), (loop, *around), (tuple(sorted(read)), tuple(written)))
     programs, cores = shape.programs(block), shape.target.multiprocessors
     chain = Chain.of(shape, root, members)
     masked = chain is not None and chain.has_mask()  # then programs share blocks by the length of their loops
@@ -77,7 +77,7 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     while (ROWS + 2 * deep * step) * held * shape.itemsize > shape.target.shared_bytes:
         step //= 2
     tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
-    written = written if widest <= 128 and not several and shape.result_bytes() == 2 else []  # else no room to gather what is stored
+    written = written if widest <= 128 and shape.result_bytes() == 2 else []  # else no room to gather what is stored
     order = balanced_program_order(shape, root, members, block, rows) if masked else ()
     config = KernelConfig(
         root, tuple(block.items()), tuple(tile.items()), order=order, descriptors=(*sorted(read), *written), persistent=True, specialized=(loop,), stages_of=((loop, deep),),
@@ -87,19 +87,22 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
 
 
 def _in_order(
-    shape: SchedulingProblem, root: str, members: list[str], block: dict[str, int], whole: list[str], loops: tuple[str, ...], read: tuple[str, ...]
+    shape: SchedulingProblem, root: str, members: list[str], block: dict[str, int], whole: list[str], loops: tuple[str, ...], moved: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> KernelConfig | None:
     """Return the choices for a kernel that runs its loops one by one: of two sums, of three products of 256 columns, or with a loop around the loop.
 
-    ``read``: the tensors that products read. None where the loop reads more than these and numbers of its columns, or evaluates what takes registers;
-    and for three products of 256 columns without such numbers: Triton's kernels took 0.66 of the time then (an H200).
+    ``moved``: the tensors that products read, and the results. None where the loop reads more than the former and numbers of its columns, or evaluates
+    what takes registers; where it would fill half a tile; and for three products of 256 columns without such numbers: Triton's kernels took 0.66 of
+    the time then (an H200).
     """
+    read, written = moved
     nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
     others = [n for n in nodes if isinstance(n, ex.Access) and n.tensor not in (*members, *read) and loops[0] in ex.free_labels(n)]
     if any(isinstance(n, ex.Call) and n.fn in _LONG for n in nodes) or any(n.tensor in shape.algorithm.integral or not _is_line(n, loops[0]) for n in others):
         return None
     widest, dots = max(next_power_of_two(shape.sizes[w]) for w in whole), sum(len(shape.dots(m)) for m in members)
-    if widest > 128 and dots > 2 and not others:
+    step = 32 if widest > 128 and dots > 2 else 64  # more does not fit beside two operands that stay
+    if widest > 128 and dots > 2 and not others or 2 * shape.sizes[loops[0]] <= step:
         return None
     programs, cores = shape.programs(block), shape.target.multiprocessors
     parts = [p for p in PARTS if p <= (shape.sizes[loops[-1]] if len(loops) > 1 else 1)]
@@ -109,10 +112,10 @@ def _in_order(
         return None
     chain = Chain.of(shape, root, members)
     order = balanced_program_order(shape, root, members, block, chain.rows[-1]) if chain and chain.has_mask() and chain.rows[-1] in block else ()
-    step = 32 if widest > 128 and dots > 2 else 64  # more does not fit beside two operands that stay
+    gathered = written if widest <= 128 and part == 1 and shape.result_bytes() == 2 else ()  # rows by the copy engine: a block takes 3 us less than by pointers
     tile = {**block, **dict.fromkeys(whole, 0), loops[0]: step, **dict.fromkeys(loops[1:], 1)}
     return KernelConfig(
-        root, tuple(block.items()), tuple(tile.items()), order=order, descriptors=read, persistent=True, specialized=loops[:1],
+        root, tuple(block.items()), tuple(tile.items()), order=order, descriptors=(*read, *gathered), persistent=True, specialized=loops[:1],
         stages_of=((loops[0], 2 if widest > 128 else 3),), reordered=(*loops[1:], loops[0]) if len(loops) > 1 else (),
         split=((loops[1], part),) if part > 1 else (), num_warps=8,
     )  # fmt: skip

@@ -97,12 +97,11 @@ def cross_entropy(b: Builder, x: Any, target: Any, weight: Any = None, reduction
     logs = b.elementwise(lambda a, t: minus(a, call("log", t)), scores, total, dtype=x.dtype)
     if target.dtype.is_floating_point:
         return _of_probabilities(b, logs, target, weight, place, reduction, label_smoothing)
-    if label_smoothing and weight is not None:
-        raise UnsupportedOperation("cross_entropy with weights and label smoothing")
     smooth = None
     if label_smoothing:
         classes = b.number(b.extent(x.dims[place]))
-        summed = b.reduce("sum", logs, place, False, "smooth")
+        terms = logs if weight is None else b.elementwise(times, logs, per_channel(b, weight, logs.rank) if logs.rank > 1 else weight)
+        summed = b.reduce("sum", terms, place, False, "smooth")
         smooth = (summed, over(ex.Const(float(label_smoothing)), classes))
     return negative_log_likelihood(b, logs, target, weight, reduction, ignore_index, smooth, 1.0 - label_smoothing)
 
@@ -129,8 +128,6 @@ def negative_log_likelihood(b: Builder, logs: Value, target: Value, weight: Any,
     picked = gather(b, logs, place, at)
     picked = replace(picked, dims=(*picked.dims[:place], *picked.dims[place + 1 :]))
     loss = b.elementwise(negative, picked, dtype=logs.dtype)
-    if smooth is not None:
-        loss = b.elementwise(lambda a, s: minus(times(number(share), a), times(smooth[1], s)), loss, smooth[0], dtype=logs.dtype)
     kept = b.elementwise(lambda t: compare("!=", t, b.number(ignore)), target, dtype=torch.uint8)
     counts = replace(kept, expr=choose(kept.expr, ONE, ZERO))
     if weight is not None:
@@ -138,6 +135,8 @@ def negative_log_likelihood(b: Builder, logs: Value, target: Value, weight: Any,
         weights = replace(weights, dims=target.dims)
         loss = b.elementwise(times, loss, weights)
         counts = b.elementwise(lambda k, w: choose(k, w, ZERO), kept, weights, dtype=logs.dtype)
+    if smooth is not None:
+        loss = b.elementwise(lambda a, s: minus(times(number(share), a), times(smooth[1], s)), loss, smooth[0], dtype=logs.dtype)
     loss = b.elementwise(lambda k, a: choose(k, a, ZERO), kept, loss, dtype=logs.dtype)
     if reduction == 0:
         return loss

@@ -199,20 +199,42 @@ def adaptive_avg_pool(b: Builder, x: Any, size: Any) -> Value:
 
 
 def adaptive_pool(b: Builder, x: Any, size: Any, kind: str) -> Value:
-    """Reduce windows that cover the input without overlapping. Their number is the result's size."""
+    """Reduce windows that cover the input. Their number is the result's size; where it divides the input's, they do not overlap."""
     x, rank = b.value(x), len(size)
     shape, pieces = [b.extent(d) for d in x.dims[-rank:]], list[Any]()
     for own, wanted in zip(shape, b.shape[-rank:]):
         if not b.sizes.divides(wanted, own):
-            raise UnsupportedOperation("adaptive pooling to a size that does not divide the input's", allowed="windows of one size")
+            return _uneven_pool(b, x, [b.sizes.fixed(n) for n in shape], [b.sizes.fixed(n) for n in b.shape[-rank:]], kind)
         pieces += [wanted, b.sizes.quotient(own, wanted)]
     first = x.rank - rank
     apart = b.reshaped(x, [*(b.extent(d) for d in x.dims[:first]), *pieces])
     return b.reduce(kind, apart, list(range(first + 1, apart.rank, 2)), False, "mean" if kind == "mean" else "largest")
 
 
+def _uneven_pool(b: Builder, x: Value, shape: list[int], wanted: list[int], kind: str) -> Value:
+    """Reduce windows from ``o * size / n`` to ``(o + 1) * size / n``, rounded down and up."""
+    rank = len(shape)
+    kept, bounds, lengths = x.dims[: x.rank - rank], list[ex.Expr](), list[ex.Expr]()
+    longest = [max(-(-(o + 1) * own // n) - o * own // n for o in range(n)) for own, n in zip(shape, wanted)]
+    outer, inner = [b.index(n) for n in wanted], [b.index(n) for n in longest]
+    for o, i, own, n in zip(outer, inner, shape, wanted):
+        first, last = scaled(b.flat_index(o), own), scaled(b.flat_index(o), own, own + n - 1)
+        lengths.append(over(ex.Binary("-", *(ex.Binary("-", p, ex.Binary("%", p, ex.Const(n))) for p in (last, first))), ex.Const(n)))
+        bounds.append(compare("<", b.flat_index(i), lengths[-1]))
+        x = _without(b, x, len(kept), joined(ex.Binary("/", first, ex.Const(n)), b.flat_index(i)))
+    expr = b.numeric(x)
+    for bound in bounds:
+        expr = choose(bound, expr, ZERO if kind == "mean" else ex.NEG_INF)
+    taken = Value((*kept, *outer, *inner), expr, x.dtype)
+    found = b.reduce("sum" if kind == "mean" else kind, taken, list(range(taken.rank - rank, taken.rank)), False, "total" if kind == "mean" else "largest")
+    for length in lengths if kind == "mean" else ():
+        found = replace(found, expr=over(found.expr, length))
+    return found
+
+
 @op("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", group=WINDOWS)
 def upsample_nearest(b: Builder, x: Any, size: Any, *scales: Any) -> Value:
+    """Read element ``i * size / n`` of each dimension, rounded down, ``n`` the result's size."""
     x = b.value(x)
     for place in range(2, x.rank):
         own, wanted = b.extent(x.dims[place]), b.shape[place]
@@ -220,6 +242,10 @@ def upsample_nearest(b: Builder, x: Any, size: Any, *scales: Any) -> Value:
             x = replace(x, dims=(*x.dims[:place], b.index(wanted), *x.dims[place + 1 :]))
             continue
         if not b.sizes.divides(own, wanted):
-            raise UnsupportedOperation("nearest upsampling by a factor that is no whole number", allowed="sizes that are a multiple of the input's")
+            scale = scales[place - 2] if place - 2 < len(scales) else None
+            if scale is not None:  # torch rounds a position over the factor, which need not be the ratio of sizes
+                raise UnsupportedOperation("nearest interpolation by a factor that is no whole number", allowed="size=")
+            x = b.taken(x, place, lambda i, own=own, wanted=wanted: ex.Binary("/", ex.Binary("*", i, b.number(own)), b.number(wanted)), b.index(wanted))
+            continue
         x = replace(x, dims=(*x.dims[:place], (*x.dims[place], *b.index(b.sizes.quotient(wanted, own))), *x.dims[place + 1 :]))
     return x
