@@ -31,8 +31,8 @@ class Rates(NamedTuple):
     crowded: float = 1.5  #: chained products by more warps than their rows suit
     specialized: float = 0.7  #: products by specialized warps
     several: float = 0.78  #: the same where a step has more than two: gradients of attention of 128 columns (an H200, 22 kernels)
-    joined: float = 0.91  #: the same where it has more than three
-    anew: float = 4.0  #: microseconds of such a program whose loop a mask takes apart: in each part its products start anew
+    many: float = 0.91  #: the same where it has more than three
+    restart: float = 4.0  #: microseconds of such a program whose loop a mask takes apart: in each part its products start anew
     special: float = 5e4  #: special functions
     plain: float = 3e5  #: other arithmetic
     l2_rate: float = 5e4  #: bytes loaded

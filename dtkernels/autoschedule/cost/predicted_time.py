@@ -144,8 +144,8 @@ def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
     multiplying = work.multiplied / _rate(work, c) * _shape(work, config, c)
     if config.ping_pong:  # one warpgroup computes while the other multiplies
         return _overlapped(_overlapped(multiplying, loading, c.inner), computing * c.beside, c.inner) * (1 + c.spills * (work.spilled - 1))
-    anew = c.anew if config.specialized and work.products > 3 and work.longest > 1 else 0.0
-    return (_overlapped(multiplying, loading, c.inner) + computing * c.beside) * (1 + c.spills * (work.spilled - 1)) + anew
+    restart = c.restart if config.specialized and work.products > 3 and work.longest > 1 else 0.0
+    return (_overlapped(multiplying, loading, c.inner) + computing * c.beside) * (1 + c.spills * (work.spilled - 1)) + restart
 
 
 def _rate(work: Work, c: Rates) -> float:
@@ -180,7 +180,7 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
     if work.products == 1:
         shape *= c.tall if work.rows > work.columns else c.low if work.rows < GROUP_ROWS <= work.columns else 1.0
     if config.specialized and work.products > 1:
-        shape *= c.specialized * (c.several if work.products > 2 else 1.0) * (c.joined if work.products > 3 else 1.0)
+        shape *= c.specialized * (c.several if work.products > 2 else 1.0) * (c.many if work.products > 3 else 1.0)
     return shape
 
 
