@@ -54,10 +54,14 @@ def windows(b: Builder, x: Value, outer: Sequence[Dim], inner: Sequence[Dim], st
         if (outside != ZERO or not _reads_zero_outside(x, first)) and (padding[k] or not b.sizes.true(b.sizes.of(last) < size)):
             bounds.append(inside(b, at, size))
         x = _without(b, x, first, at)
-    expr = b.numeric(x)
+    return Value((*kept, *outer, *inner), _where_all(bounds, b.numeric(x), outside), x.dtype)
+
+
+def _where_all(bounds: Sequence[ex.Expr], expr: ex.Expr, outside: ex.Expr) -> ex.Expr:
+    """Return ``expr`` where all bounds hold, else ``outside``."""
     for bound in bounds:
         expr = choose(bound, expr, outside)
-    return Value((*kept, *outer, *inner), expr, x.dtype)
+    return expr
 
 
 def _reads_zero_outside(x: Value, place: int) -> bool:
@@ -222,14 +226,14 @@ def _uneven_pool(b: Builder, x: Value, shape: list[int], wanted: list[int], kind
         lengths.append(over(ex.Binary("-", *(ex.Binary("-", p, ex.Binary("%", p, ex.Const(n))) for p in (last, first))), ex.Const(n)))
         bounds.append(compare("<", b.flat_index(i), lengths[-1]))
         x = _without(b, x, len(kept), joined(ex.Binary("/", first, ex.Const(n)), b.flat_index(i)))
-    expr = b.numeric(x)
-    for bound in bounds:
-        expr = choose(bound, expr, ZERO if kind == "mean" else ex.NEG_INF)
-    taken = Value((*kept, *outer, *inner), expr, x.dtype)
-    found = b.reduce("sum" if kind == "mean" else kind, taken, list(range(taken.rank - rank, taken.rank)), False, "total" if kind == "mean" else "largest")
-    for length in lengths if kind == "mean" else ():
-        found = replace(found, expr=over(found.expr, length))
-    return found
+    taken = Value((*kept, *outer, *inner), _where_all(bounds, b.numeric(x), ZERO if kind == "mean" else ex.NEG_INF), x.dtype)
+    places = list(range(taken.rank - rank, taken.rank))
+    if kind != "mean":
+        return b.reduce(kind, taken, places, False, "largest")
+    total = b.reduce("sum", taken, places, False, "total")
+    for length in lengths:
+        total = replace(total, expr=over(total.expr, length))
+    return total
 
 
 @op("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", group=WINDOWS)
@@ -245,7 +249,9 @@ def upsample_nearest(b: Builder, x: Any, size: Any, *scales: Any) -> Value:
             scale = scales[place - 2] if place - 2 < len(scales) else None
             if scale is not None:  # torch rounds a position over the factor, which need not be the ratio of sizes
                 raise UnsupportedOperation("nearest interpolation by a factor that is no whole number", allowed="size=")
-            x = b.taken(x, place, lambda i, own=own, wanted=wanted: ex.Binary("/", ex.Binary("*", i, b.number(own)), b.number(wanted)), b.index(wanted))
+            new = b.index(wanted)
+            read = _without(b, x, place, ex.Binary("/", ex.Binary("*", b.flat_index(new), b.number(own)), b.number(wanted)))
+            x = replace(read, dims=(*read.dims[:place], new, *read.dims[place:]))
             continue
         x = replace(x, dims=(*x.dims[:place], (*x.dims[place], *b.index(b.sizes.quotient(wanted, own))), *x.dims[place + 1 :]))
     return x
