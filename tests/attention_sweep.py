@@ -12,14 +12,19 @@ from dtkernels.lang.parser import parse_schedule
 from dtkernels.lang.schedule import Program, Schedule
 from dtkernels.lang.schedule_checks import check_schedule
 from dtkernels.ops.registry import shipped
+from dtkernels.runtime.bind.variant import Variant
 
 OUTPUTS = ("d_Q", "d_K", "d_V")
 
 
+def backward(params: dict) -> Variant:
+    """The gradients for Q, K and V, derived."""
+    return shipped("attention").variant(tuple(sorted(params.items())), frozenset(), 0).pair(("Q", "K", "V")).backward
+
+
 def one_sweep(params: dict, keys: int, rows: int, span: int = 0, order: str = "", more: str = "") -> Program:
     """The gradients for Q, K and V: blocks of ``span`` keys in tiles of ``keys``, a loop over the queries, d_Q accumulated."""
-    given = tuple(sorted(params.items()))
-    algorithm = shipped("attention").variant(given, frozenset(), 0).pair(("Q", "K", "V")).backward.algorithm
+    algorithm = backward(params).algorithm
     grouped = params.get("group", 1) > 1
     heads, inner = ("K_1", ", h_in:1") if grouped else ("h", "")
     text = f"""d_V.fuse_at(d_K, {'h_in' if grouped else 'm'}); d_Q.accumulate_at(d_K, m{order});
@@ -56,8 +61,7 @@ def arguments(program: Program, params: dict, sizes: tuple[int, ...], dtype: tor
 
 def apart(params: dict, columns: int, more: str = "") -> Program:
     """The gradients for Q, K and V by a kernel each, all of specialized warps; heads of ``columns`` columns."""
-    given = tuple(sorted(params.items()))
-    algorithm = shipped("attention").variant(given, frozenset(), 0).pair(("Q", "K", "V")).backward.algorithm
+    algorithm = backward(params).algorithm
     grouped = params.get("group", 1) > 1
     heads, inner, around = ("K_1", ", h_in:1", "{0}.reorder(h_in, m); ") if grouped else ("h", "", "")
     step = 32 if columns > 128 else 64
@@ -75,7 +79,7 @@ def apart(params: dict, columns: int, more: str = "") -> Program:
 def by_default(params: dict, sizes: tuple[int, ...], target: Target) -> Program:
     """The gradients for Q, K and V by the default schedule for batches, heads, queries, keys and columns of 16 bits."""
     b, h, m, l, d = sizes  # noqa: E741
-    backward = shipped("attention").variant(tuple(sorted(params.items())), frozenset(), 0).pair(("Q", "K", "V")).backward
+    algorithm = backward(params).algorithm
     group = params.get("group", 1)
     extents = {"b": b, "h": h, "m": m, "l": l, "d": d, "n": d} | ({"K_1": h // group, "h_in": group} if group > 1 else {})
-    return Program(backward.algorithm, default_schedule(backward.algorithm, OUTPUTS, extents, 2, target))
+    return Program(algorithm, default_schedule(algorithm, OUTPUTS, extents, 2, target))

@@ -49,7 +49,7 @@ def accumulated_tiles(shape: SchedulingProblem, p: AccumulateAt, tiles: dict[str
 def _adding(shape: SchedulingProblem, p: AccumulateAt, config: KernelConfig) -> KernelConfig:
     """Return the choices for the kernel that adds, given those without ``p``."""
     if config.specialized:  # which adds in bulk, and has no room to gather results beside these sums
-        return replace(config, descriptors=(*[d for d in config.descriptors if d not in shape.outputs], p.func))
+        return replace(config, descriptors=(*config.reading(shape.outputs).descriptors, p.func))
     columns = max((next_power_of_two(shape.sizes[x]) for x, size in config.tiles if size == 0), default=0)
     config = replace(config, split=(), tail=(), stream=(), cluster=None, num_warps=max(config.warps, WARPS) if columns >= WIDE else config.num_warps)
     if p.ordered:

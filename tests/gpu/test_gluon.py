@@ -36,6 +36,15 @@ def compiled(text: str):
     return module.call
 
 
+def check_gradients(module, program, params: dict, sizes: tuple[int, ...]) -> None:
+    """Compare the gradients for Q, K and V of a wrapper with those in float64."""
+    given, exact = arguments(program, params, sizes, torch.bfloat16)
+    found = module.call(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in given))
+    for got, right in zip(found, exact):
+        error = (got.double().cpu() - right).norm() / right.norm()
+        assert error <= 2.0**-7, "operands and results are rounded to 8 bits, some of them twice"
+
+
 def scaled(q, k, v, group, visible):
     """Attention written out, in the dtype of its inputs; rows that see nothing give 0."""
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -120,11 +129,7 @@ def test_gradients_in_one_sweep(name):
     assert hasattr(module, f"d_K{'_part' * bool(more)}_gluon_kernel")
     for form in ("", "_descriptor"):
         setattr(module, f"d_K{'_part' * bool(more)}{form}_kernel", Never())
-    given, exact = arguments(program, params, sizes, torch.bfloat16)
-    found = module.call(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in given))
-    for got, right in zip(found, exact):
-        error = (got.double().cpu() - right).norm() / right.norm()
-        assert error <= 2.0**-7, "operands and results are rounded to 8 bits, some of them twice"
+    check_gradients(module, program, params, sizes)
 
 
 APART = {
@@ -144,11 +149,7 @@ def test_gradients_by_kernels_of_their_own(name):
     for func in names:
         assert hasattr(module, f"{func}_gluon_kernel")
         setattr(module, f"{func}_kernel", Never())
-    given, exact = arguments(program, params, sizes, torch.bfloat16)
-    found = module.call(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in given))
-    for got, right in zip(found, exact):
-        error = (got.double().cpu() - right).norm() / right.norm()
-        assert error <= 2.0**-7, "operands and results are rounded to 8 bits, some of them twice"
+    check_gradients(module, program, params, sizes)
 
 
 DEFAULTS = {
@@ -166,8 +167,4 @@ def test_gradients_by_the_default_schedule(name):
     assert program.schedule.names("d_K", "specialize_warps")
     module = load_module(emit(program, "call", target("h200"), True), "gluon")
     setattr(module, f"d_K{'_part' * bool(program.schedule.sizes('d_K', 'split'))}_kernel", Never())
-    given, exact = arguments(program, params, sizes, torch.bfloat16)
-    found = module.call(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in given))
-    for got, right in zip(found, exact):
-        error = (got.double().cpu() - right).norm() / right.norm()
-        assert error <= 2.0**-7, "operands and results are rounded to 8 bits, some of them twice"
+    check_gradients(module, program, params, sizes)

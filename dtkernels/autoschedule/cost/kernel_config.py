@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -139,6 +139,10 @@ class KernelConfig(Choices):
     def all_of(self, field: str) -> dict[str, int]:
         """Return label -> size of a field of sizes, stated of the kernel's Func or of one fused into it."""
         return dict([pair for c in self.choices() for pair in getattr(c, field)])
+
+    def reading(self, outputs: Collection[str]) -> KernelConfig:
+        """Return the same choices with results stored by pointers, inputs alone read through descriptors."""
+        return replace(self, descriptors=tuple([t for t in self.descriptors if t not in outputs]))
 
     def choices(self) -> tuple[Choices, ...]:
         """Return what is stated of the kernel's Func, and of Funcs fused into it."""

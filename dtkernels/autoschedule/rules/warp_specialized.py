@@ -7,6 +7,7 @@ beside the accumulators, and as many stages as shared memory holds.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
@@ -62,11 +63,14 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     several = len(dots) > 2
     if several and widest == 64 or sums > 1 and (widest != 128 or len(dots) < 4):
         return None
-    if sums > 1 or around or several and widest > 128:
-        return _in_order(shape, root, members, block, sorted(whole), (loop, *around), (tuple(sorted(read)), tuple(written)))
-    programs, cores = shape.programs(block), shape.target.multiprocessors
     chain = Chain.of(shape, root, members)
     masked = chain is not None and chain.has_mask()  # then programs share blocks by the length of their loops
+    order = balanced_program_order(shape, root, members, block, rows) if masked else ()
+    written = written if widest <= 128 and shape.result_bytes() == 2 else []  # by the copy engine, where there is room to gather them
+    config = KernelConfig(root, tuple(block.items()), order=order, descriptors=(*sorted(read), *written), persistent=True, specialized=(loop,), num_warps=8)
+    if sums > 1 or around or several and widest > 128:
+        return _in_order(shape, members, config, sorted(whole), (loop, *around))
+    programs, cores = shape.programs(block), shape.target.multiprocessors
     if 2 * programs < cores or programs > cores and not masked and shape.fills_better(block, rows, ROWS // 2):
         return None
     if widest <= 64 and sizes[loop] < SHORTEST_LOOP:
@@ -77,27 +81,18 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     while (ROWS + 2 * deep * step) * held * shape.itemsize > shape.target.shared_bytes:
         step //= 2
     tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
-    written = written if widest <= 128 and shape.result_bytes() == 2 else []  # else no room to gather what is stored
-    order = balanced_program_order(shape, root, members, block, rows) if masked else ()
-    config = KernelConfig(
-        root, tuple(block.items()), tuple(tile.items()), order=order, descriptors=(*sorted(read), *written), persistent=True, specialized=(loop,), stages_of=((loop, deep),),
-        approximations=_exponentials(shape, members, widest), num_warps=8,
-    )  # fmt: skip
+    config = replace(config, tiles=tuple(tile.items()), stages_of=((loop, deep),), approximations=_exponentials(shape, members, widest))
     return config if several else next(in_two_tiles(shape, config), config)
 
 
-def _in_order(
-    shape: SchedulingProblem, root: str, members: list[str], block: dict[str, int], whole: list[str], loops: tuple[str, ...], moved: tuple[tuple[str, ...], tuple[str, ...]]
-) -> KernelConfig | None:
+def _in_order(shape: SchedulingProblem, members: list[str], config: KernelConfig, whole: list[str], loops: tuple[str, ...]) -> KernelConfig | None:
     """Return the choices for a kernel that runs its loops one by one: of two sums, of three products of 256 columns, or with a loop around the loop.
 
-    ``moved``: the tensors that products read, and the results. None where the loop reads more than the former and numbers of its columns, or evaluates
-    what takes registers; where it would fill half a tile; and for three products of 256 columns without such numbers: Triton's kernels took 0.66 of
-    the time then (an H200).
+    None where the loop reads more than operands of products and numbers of its columns, or evaluates what takes registers; where it would fill half a
+    tile; and for three products of 256 columns without such numbers: Triton's kernels took 0.66 of the time then (an H200).
     """
-    read, written = moved
-    nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
-    others = [n for n in nodes if isinstance(n, ex.Access) and n.tensor not in (*members, *read) and loops[0] in ex.free_labels(n)]
+    nodes, block = [n for m in members for n in shape.algorithm[m].expr.walk()], dict(config.blocks)
+    others = [n for n in nodes if isinstance(n, ex.Access) and n.tensor not in (*members, *config.descriptors) and loops[0] in ex.free_labels(n)]
     if any(isinstance(n, ex.Call) and n.fn in _LONG for n in nodes) or any(n.tensor in shape.algorithm.integral or not _is_line(n, loops[0]) for n in others):
         return None
     widest, dots = max(next_power_of_two(shape.sizes[w]) for w in whole), sum(len(shape.dots(m)) for m in members)
@@ -110,14 +105,10 @@ def _in_order(
     part = next((p for p in parts if rounds[p] >= BUSY), max(parts, key=rounds.__getitem__))
     if 2 * part * programs < cores:
         return None
-    chain = Chain.of(shape, root, members)
-    order = balanced_program_order(shape, root, members, block, chain.rows[-1]) if chain and chain.has_mask() and chain.rows[-1] in block else ()
-    gathered = written if widest <= 128 and part == 1 and shape.result_bytes() == 2 else ()  # rows by the copy engine: a block takes 3 us less than by pointers
     tile = {**block, **dict.fromkeys(whole, 0), loops[0]: step, **dict.fromkeys(loops[1:], 1)}
-    return KernelConfig(
-        root, tuple(block.items()), tuple(tile.items()), order=order, descriptors=(*read, *gathered), persistent=True, specialized=loops[:1],
-        stages_of=((loops[0], 2 if widest > 128 else 3),), reordered=(*loops[1:], loops[0]) if len(loops) > 1 else (),
-        split=((loops[1], part),) if part > 1 else (), num_warps=8,
+    return replace(
+        config.reading(shape.outputs) if part > 1 else config, tiles=tuple(tile.items()), stages_of=((loops[0], 2 if widest > 128 else 3),),
+        reordered=(*loops[1:], loops[0]) if len(loops) > 1 else (), split=((loops[1], part),) if part > 1 else (),
     )  # fmt: skip
 
 

@@ -114,6 +114,10 @@ def _back_and_forth(blocks: str, inside: tuple[GridStep, ...]) -> list[str]:
     """
     group = " * ".join(f"GROUP_{s.label}" if s.part == "inside" else f"blocks_{s.label}" for s in inside) or blocks
     programs = "tl.num_programs(0)"
+
+    def place(turn: str) -> str:
+        return f"tl.where({turn} % 2 == 0, tl.program_id(0), {programs} - 1 - tl.program_id(0))"
+
     return [
         f"blocks_in_group = {group}",
         f"blocks_in_group = blocks_in_group if blocks_in_group >= {ROUNDS} * {programs} else {blocks}",
@@ -121,10 +125,10 @@ def _back_and_forth(blocks: str, inside: tuple[GridStep, ...]) -> list[str]:
         f"    blocks_left = min(blocks_in_group, {blocks} - first_id)",
         "    first_round = first_id // blocks_in_group",
         f"    last_round = first_round + blocks_left // {programs}",
-        f"    last_place = tl.where(last_round % 2 == 0, tl.program_id(0), {programs} - 1 - tl.program_id(0))",
+        f"    last_place = {place('last_round')}",
         f"    last_round += tl.where(last_place < blocks_left % {programs}, 1, 0)",
         "    for round_id in tl.range(first_round, last_round):",
-        f"        place_of_program = tl.where(round_id % 2 == 0, tl.program_id(0), {programs} - 1 - tl.program_id(0))",
+        f"        place_of_program = {place('round_id')}",
         f"        tile_id = first_id + (round_id - first_round) * {programs} + place_of_program",
     ]
 
