@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from .kernel_config import KernelConfig, read_schedule
@@ -76,6 +76,7 @@ class KernelPlan:
     def resized(self, config: KernelConfig) -> KernelPlan:
         """Return the plan of a kernel of the same form and of other sizes."""
         plan = copy(self)
+        vars(plan).pop("_elementwise", None)
         plan.config, plan.blocks, plan.tiles, plan.split = config, dict(config.blocks), config.all_of("tiles"), self._split_labels(config)
         plan.scattered = self._scattered(plan.blocks)
         return plan
@@ -230,7 +231,15 @@ class KernelPlan:
 
     def at(self, sizes: dict[str, int], itemsize: int, target: Target, live: float) -> Work:
         """Return the work at ``sizes``, for inputs and products of ``itemsize`` bytes an element. ``live``: registers of an element of a tile of rows."""
-        return KernelCount(self, sizes, itemsize, target).work(live)
+        single = self.products and all(sizes.get(x, 1) == 1 and self.tiles.get(x, 1) == 1 for p, *_ in self.products for x in p.reduced)
+        return KernelCount(self._elementwise if single else self, sizes, itemsize, target).work(live)
+
+    @cached_property
+    def _elementwise(self) -> KernelPlan:
+        """The plan of a kernel whose products have one term each: they are elementwise products."""
+        funcs = tuple([f._replace(reduced=(), products=(), light=f.light + len(f.products)) if f.products else f for f in self.known.outline.funcs])
+        known = Known(self.known.outline._replace(funcs=funcs), tuple(self.known.outputs))
+        return KernelPlan(self.config, known, self.aligned)
 
 
 def _nests(func: FuncOutline) -> tuple[tuple[str, ...], ...]:

@@ -32,6 +32,7 @@ from .scan import scan_configs
 from .streams.matrix_vector import matrix_vector_configs
 from .streams.picked_sums import picked_sum_configs
 from .streams.rank_one import rank_one_configs
+from .streams.single_terms import single_term_configs
 
 Placed = Mapping[str, tuple[str, str]]  #: fused Func -> the Func and the loop that it is computed in
 Candidates = Callable[[SchedulingProblem, str, list[str]], Iterable[KernelConfig]]
@@ -67,6 +68,7 @@ KINDS = (
     Kind("picked sums", picked_sum_configs),
     Kind("product and row reduction", swept_configs),
     Kind(BOTH, _only(row_column_tiles)),
+    Kind("products of one term", single_term_configs),
     Kind("products of rank one", rank_one_configs),
     Kind("chained products", chain_configs),
     Kind("matrix-vector products", matrix_vector_configs),

@@ -2,6 +2,9 @@
 
 Measured on an H100 in bfloat16 (us, 9565 x 3997, 1835 x 12675, 8192 x 5120): 2 to 4 rows by 1024 terms 43, 33, 41; 16 by 256 47, 56, 43; 64 by 64 61, 43, 52;
 256 by 32 66, 45, 62. Splitting the sum gained nothing. A sum over rows took 48, 34, 43, a copy 69, 45, 61.
+
+Few rows, each of a program by itself, need more bytes on their way (the same on an H200, 100 x 11000, 240 x 12000, 1000 x 4096): 4096 terms by 8 warps 8.5, 9.5,
+8.5, by 4 warps 10.9, 12.3, 8.8; 1024 terms by 4 warps 11.0, 12.5, 9.0; two rows of 4096 terms by 8 warps 8.6, 9.8, 8.7.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from ..sibling_gemms import products
 from .streamed_operands import has_codes, sides_of_largest
 
 PIECE, SHORTEST = 2048, 256  #: bytes of a row in a step, and terms from which on rows are long
+LONG_PIECE = 8192  #: bytes of a row in a step of a program that has one row
 WARPS = 4
 FULL = 6  #: programs a multiprocessor that blocks of four, or of two, rows must leave
 
@@ -38,11 +42,13 @@ def matrix_vector_configs(shape: SchedulingProblem, root: str, members: list[str
     (terms,), (row,) = along, across
     if shape.sizes[terms] < SHORTEST:
         return
-    step = min(next_power_of_two(shape.sizes[terms]), PIECE // max(1, shape.itemsize))
     block = dict.fromkeys(own, 1)
     cores = shape.target.multiprocessors
     block[row] = next((n for n in (4, 2) if shape.programs({**block, row: n}) >= FULL * cores), 1)
-    few, steps = shape.programs(block), -(-shape.sizes[terms] // step)
-    parts = min(steps, cores // few) if 2 * few <= cores else 0
+    few = shape.programs(block)
+    parts = min(-(-shape.sizes[terms] * shape.itemsize // PIECE), cores // few) if 2 * few <= cores else 0
+    piece = LONG_PIECE if block[row] == 1 and parts <= 1 else PIECE
+    step = min(next_power_of_two(shape.sizes[terms]), piece // max(1, shape.itemsize))
+    warps = 2 * WARPS if step * shape.itemsize == LONG_PIECE else WARPS
     more: dict[str, Any] = {"approximations": approximations(shape, members)}
-    yield shape.config(root, block, {**dict.fromkeys(summed, 1), **block, terms: step}, WARPS, 1, parts=parts if parts > 1 else 0, **more)
+    yield shape.config(root, block, {**dict.fromkeys(summed, 1), **block, terms: step}, warps, 1, parts=parts if parts > 1 else 0, **more)
