@@ -41,7 +41,7 @@ class Call:
         return RowKey(self.op, self.direction, self.params, self.wanted, self.kept or self.saved, self.batched, dtype, labels)
 
 
-COMPILED = 1.1  #: how many times faster the default schedule must be than a far row: it is compiled, and no time of it was measured
+COMPILED = 1.05  #: how many times faster the default schedule must be than a far row: it is compiled, and no time of it was measured
 SAVED = 0.5  #: microseconds a call that it must save: to compile takes a second
 SIMILAR = 1.05  #: prebuilt kernels of rows that are predicted to take longer than the fastest by more than this are left alone
 

@@ -7,7 +7,7 @@ import math
 from ...codegen.powers_of_two import next_power_of_two
 
 STEPS = 8  #: anchors per power of two
-LARGE = 256  #: up to it, steps are of 16
+SMALL, LARGE = 128, 256  #: up to these, steps are shorter than 16, and of 16
 REGULAR = 16  #: the default schedule and the builds distinguish sizes by divisibility up to this
 
 
@@ -15,10 +15,15 @@ def bucket_anchor(size: int, pitch: bool = True) -> int:
     """Return the size that represents ``size``: the largest in its eighth of an octave with the same greatest common divisor with 16.
 
     Both sizes have the same next power of two, which is the tile extent of a label held whole. Sizes up to 16 represent themselves. ``pitch``: rows of
-    a tensor begin this many elements apart. Of other extents, kernels only know whether 16 divides them; among large ones no more is told apart.
+    a tensor begin this many elements apart. Of other extents, kernels only know whether 16 divides them: no more is told apart of large ones, nor of
+    small ones, whose steps are an eighth of an octave too. 20 heads must not count as 28: these may leave no multiprocessor idle where 20 do.
     """
     if size <= REGULAR:
         return size
-    step = max(REGULAR, next_power_of_two(size) // (2 * STEPS))
+    step = next_power_of_two(size) // (2 * STEPS)
+    if not pitch and size <= SMALL:
+        above = -(-size // step) * step
+        return above - (size % REGULAR > 0 and above % REGULAR == 0)
+    step = max(REGULAR, step)
     below = math.gcd(size, REGULAR) % REGULAR if pitch or size <= LARGE else min(size % REGULAR, 1)
     return -(-size // step) * step - below

@@ -47,8 +47,8 @@ def test_an_anchor_is_a_size_of_the_same_kind():
         assert n <= a <= n * 9 / 8 + 16 and math.gcd(a, 16) == math.gcd(n, 16) and bucket_anchor(a) == a, (n, a)
         assert (a - 1).bit_length() == (n - 1).bit_length() and (n > 16 or a == n), (n, a)
         rows = bucket_anchor(n, pitch=False)
-        assert n <= rows <= n * 9 / 8 + 16 and (rows % 16 == 0) == (n % 16 == 0) and bucket_anchor(rows, pitch=False) == rows and rows >= a, (n, rows)
-        assert rows == a or n > 256
+        assert n <= rows <= n * 9 / 8 + 16 and (rows % 16 == 0) == (n % 16 == 0) and bucket_anchor(rows, pitch=False) == rows, (n, rows)
+        assert rows <= n * 9 / 8 if n <= 128 else rows == a if n <= 256 else rows >= a, (n, rows)
     assert all(bucket_anchor(1 << i) == bucket_anchor(1 << i, pitch=False) == 1 << i for i in range(31))
     assert [len({bucket_anchor(n, pitch) for n in range(2048, 2113)}) for pitch in (True, False)] == [6, 3]
 

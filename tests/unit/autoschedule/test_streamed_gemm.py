@@ -2,14 +2,18 @@
 """The rule for products with few rows, few columns or a short sum: what it proposes, what it costs, and when it is taken. Without torch."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.cost.candidate_time import CandidateTime
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.autoschedule.problem import SchedulingProblem
 from dtkernels.autoschedule.rules.candidates.streamed_gemm import streamed_candidates
+from dtkernels.autoschedule.rules.registry import proposals
 from dtkernels.autoschedule.rules.streams.rank_one import rank_one_configs
+from dtkernels.autoschedule.rules.streams.single_terms import single_term_configs
 from dtkernels.codegen.ir.nest import has_matrix_product
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import TARGETS, target
@@ -108,6 +112,39 @@ def test_few_results_are_spread_over_multiprocessors(sizes):
     assert not any(has_matrix_product(k.body) for k in lower(Program(shape.algorithm, schedule))), schedule
     block, tile = schedule.sizes("f", "block"), schedule.sizes("f", "tensorize")
     assert block["x"] == 1 and block["y"] <= 8 and tile["k"] >= sizes["k"], schedule
+
+
+@pytest.mark.parametrize("form", ["plain", "transposed", "batch", "siblings", "epilogue", "vector", "gathered", "fused operand"])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_products_of_one_term_are_tiled_as_elementwise_products(form, itemsize):
+    shape = problem(FORMS[form], {"x": 900, "y": 777, "b": 6, "k": 1}, itemsize)
+    members = ["f", *(["g"] if form == "fused operand" else [])]
+    fused = [p for p in scheduled(shape).primitives if p.name == "fuse_at"]
+    found = [*proposals(shape, "f", members)]
+    assert found[1:] and set(single_term_configs(shape, "f", members)) <= {replace(c, approximations=()) for c in found}
+    for config in found:
+        schedule = Schedule((*fused, *config.statements()))
+        check_schedule(schedule, shape.algorithm)
+        assert not any(has_matrix_product(k.body) for k in lower(Program(shape.algorithm, schedule)))
+
+
+@pytest.mark.parametrize("sizes", [{"x": 900, "y": 777, "k": 2}, {"x": 900, "y": 777, "k": 16}])
+def test_sums_of_more_terms_are_left_to_others(sizes):
+    assert not [*single_term_configs(problem(MM, sizes), "f", ["f"])]
+
+
+def test_the_model_times_products_of_one_term_as_elementwise_products():
+    """13000 x 15000 took 120 us in blocks of 32 x 256 and 128 in blocks of 4 x 1024, in tiles for the matrix units 142 to 252 (sigmoids of it, an H200)."""
+    shape = problem(MM.replace("rdot(A[x, k], B[k, y], k)", "sigmoid(rdot(A[x, k], B[k, y], k))"), {"x": 13000, "y": 15000, "k": 1})
+    found = {c.tiles: CandidateTime(shape, "f", ["f"]).microseconds(c) for c in proposals(shape, "f", ["f"])}
+    assert min(found.values()) < 1.1 * found[(("x", 16), ("y", 512), ("k", 1))] < 140
+
+
+@pytest.mark.parametrize("rows, terms, step, warps", [(240, 12000, 4096, 8), (1000, 4096, 4096, 8), (240, 2000, 2048, 4), (30, 8192, 1024, 4), (9000, 5000, 1024, 4)])
+def test_programs_of_one_row_have_more_bytes_on_their_way(rows, terms, step, warps):
+    """100 rows of 11000 took 8.5 us by 4096 terms and 8 warps, 11.0 by 1024 and 4 (an H200)."""
+    schedule = scheduled(problem(MM, {"x": rows, "y": 1, "k": terms}))
+    assert (schedule.sizes("f", "tensorize")["k"], schedule.number("f", "num_warps")) == (step, warps), schedule
 
 
 RANK_ONE = "Func s, f; In A, B, C; Var m, n; RVar k, l; s[m, l] = rdot(A[m, k], B[k, l], k); f[m, n] = rdot(s[m, l], C[l, n], l);"
