@@ -1,7 +1,7 @@
 """Fit the rates of the cost model to stored measurements, without a GPU, and print them for ``autoschedule/cost/coefficients.py``.
 
 python benchmarks/fit_cost_rates.py                        from the tables of the H200 and the H100; needs scipy, takes minutes
-python benchmarks/fit_cost_rates.py --more FILE.safetensors  times of tools/tune.py on an H100 besides; may be repeated
+python benchmarks/fit_cost_rates.py --more FILE.safetensors  times of tools/tune.py or candidate_trials.py besides; may be repeated
 python benchmarks/fit_cost_rates.py --trials FILE.json     times of more schedules besides: {"sizes": [{label: extent, "trials": [[schedule, us, ...]]}]}
 python benchmarks/fit_cost_rates.py --programs FILE.json   times of programs besides: {"gpu": name, "places": [{"algorithm": text, "sizes", "trials": as above}]}
 python benchmarks/fit_cost_rates.py --without mmsigmoid    leave ops out, to judge the model on them
@@ -58,9 +58,11 @@ class Sample(NamedTuple):
     target: Target
 
 
-def stored(path: Path, target: Target, without: list[str]) -> Iterator[Sample]:
-    """Yield the times of a file of measurements."""
-    for n, kernel in enumerate(kernels(read_matrices(path)[1], [])):
+def stored(path: Path, without: list[str]) -> Iterator[Sample]:
+    """Yield the times of a file of measurements of one of NVIDIA's H200s or H100s."""
+    by, matrices = read_matrices(path)
+    target = H200 if "H200" in (by.get("gpu") or by["name"]) else H100
+    for n, kernel in enumerate(kernels(matrices, [])):
         if kernel.kind.op in without:
             continue
         for i, times in kernel.times.items():
@@ -124,15 +126,15 @@ def main() -> int:
     parser = Parser("fit_cost_rates", __doc__)
     parser.add_argument("--trials", help="a file of more times")
     parser.add_argument("--programs", action="append", default=[], metavar="FILE", help="times of programs")
-    parser.add_argument("--more", action="append", default=[], metavar="FILE", help="measurements.safetensors of a run on an H100")
+    parser.add_argument("--more", action="append", default=[], metavar="FILE", help="measurements.safetensors of a run, or what candidate_trials.py wrote")
     parser.add_argument("--without", default="", help="ops to leave out, separated by commas")
     parser.add_argument("--kinds", type=some_of(RatesOfKinds._fields), default=RatesOfKinds._fields, help="comma-separated: what to fit of products, rows, streams")
     parser.add_argument("--launch", type=float, metavar="US", help="microseconds of a kernel that does nothing, to be taken and not fitted")
     parser.add_argument("--steps", type=int, default=10, help="of the optimizer")
     options = parser.parse_args()
     without = options.without.split(",")
-    samples = [*stored(STORED, H200, without), *stored(STORED.parents[1] / "nvidia_h100" / STORED.name, H100, without)]
-    samples += [s for path in options.more for s in stored(Path(path), H100, without)]
+    files = (STORED, STORED.parents[1] / "nvidia_h100" / STORED.name, *map(Path, options.more))
+    samples = [s for path in files for s in stored(path, without)]
     samples += trials(Path(options.trials)) if options.trials else ()
     samples += [s for path in options.programs for s in programs(Path(path))]
     common = [name for name in Rates._fields if name not in OF_PRODUCTS and name not in KEPT]

@@ -74,6 +74,7 @@ class Rates(NamedTuple):
     merge: float = 3.0  #: microseconds of the kernel that merges a split
     merge_rate: float = 5e6  #: bytes of partial results
     merge_part: float = 0.05  #: of each part
+    merge_single: float = 0.0  #: of each part besides, where a merge takes one after another
     begin: float = 0.0  #: microseconds until a multiprocessor has begun one more program
     begin_warp: float = 0.0  #: the same for each of its warps
     issue: float = 1e9  #: instructions of one warp, which wait for one another
@@ -85,7 +86,7 @@ class Rates(NamedTuple):
 #: python benchmarks/fit_cost_rates.py --trials benchmarks/h200_product_grid.json, and --more with each file of benchmarks/h100/*.safetensors
 #: store_rate and stored_strip of PRODUCTS: by a grid over them, beside the others
 #: ROWS: the same, then changed one by one for as long as the mean regret fell over the kernels of the tables and of benchmarks/h100/rows_*.safetensors
-#: STREAMS: the same with --programs benchmarks/h100/small_and_odd_sizes.json, and --launch 4.4 so that kinds compare at small sizes
+#: STREAMS: the same with --programs benchmarks/h100/small_and_odd_sizes.json, and --launch 4.4 so that kinds compare at small sizes; merge_single by splits in 16 to 128 parts on an H200
 PRODUCTS = Rates(
     launch=4.31, start=0.453, latency=0.399, step=1.5e-10, alone=0.259, rate=7040000, wide_rate=271000, few_rows=5.74, few_columns=7.82, old_units=3.05,
     few_warps=2.28, crowded=1.51, specialized=0.567, special=60700, plain=1000000, l2_rate=98800, request_rate=243000000, narrow=3.66, ragged=1.15,
@@ -101,7 +102,7 @@ ROWS = Rates(
 STREAMS = Rates(
     launch=4.4, start=0.3, latency=0.138, step=0.0843, special=21900, plain=57000, l2_rate=118000, request_rate=127000, narrow=1.51, ragged=1.01,
     warp_rate=3170, sync=0.0137, spills=39, overlap=0.617, flying=63100, bandwidth=3780000, sharp=1.4, rounds=1.5, inner=1.95, exposed=0.0865,
-    strip=1, gather=0.0718, merge=1.74, merge_rate=3660000, merge_part=0.000169,
+    strip=1, gather=0.0718, merge=1.74, merge_rate=3660000, merge_part=0.000169, merge_single=0.11,
 )  # fmt: skip
 #: the same for kernels with products of products, with benchmarks/h100/candidate_trials_52.safetensors among the files
 CHAINS = PRODUCTS._replace(

@@ -197,7 +197,11 @@ class KernelCount:
                     summed=plan.sums_operands and len(plan.products) == 1, parted_boxes=self._parts_boxes(),
                     computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips,
                     issued=0.0 if plan.products else self._issued(requests + short, heavy + light, exchanges), passes=passes,
-                    runs=0.0 if plan.products else runs, longest=self.longest, **self._float32_products())  # fmt: skip
+                    runs=0.0 if plan.products else runs, longest=self.longest, one_by_one=parts if self._merges_in_rows() else 0, **self._float32_products())  # fmt: skip
+
+    def _merges_in_rows(self) -> bool:
+        """Return whether blocks of the result have several labels: a merge takes several parts at once only of blocks with one (split_k_merge.py)."""
+        return sum(self.step.get(x, 1) > 1 for x in self.plan.root.labels) > 1
 
     def _parts_boxes(self) -> bool:
         """Return whether a box of a descriptor has a single element between its tiles: ``A[b, g, c]`` with tiles along ``b`` and ``c``."""

@@ -100,7 +100,7 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     shared = work.passes * work.programs / (c.passes * min(cores, work.programs))  # other programs of a multiprocessor load meanwhile
     took = c.launch + _overlapped(_overlapped(_overlapped(computing, moving, c.sharp), beginning, c.inner), shared, c.inner) * slower
     if work.merged:
-        took += work.merges * c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts
+        took += work.merges * c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts + c.merge_single * work.one_by_one
     if work.fetched:
         took += c.described
     if work.sums:  # a kernel that clears and one that converts
