@@ -83,16 +83,17 @@ class Rates(NamedTuple):
     serial: float = 0.0  #: arithmetic of a program that runs by itself, for each of its warps: it waits for products, and they for it
 
 
-#: python benchmarks/fit_cost_rates.py --trials benchmarks/h200_product_grid.json, and --more with each file of benchmarks/h100/*.safetensors
+#: python benchmarks/fit_cost_rates.py --trials benchmarks/h200_product_grid.json, and --more with each file of benchmarks/h100/*.safetensors and benchmarks/h200/candidate*.safetensors;
+#: PRODUCTS with --launch 4.31 --steps 12, but for paired, by benchmarks/h100/product_probes.json
 #: store_rate and stored_strip of PRODUCTS: by a grid over them, beside the others
 #: ROWS: the same, then changed one by one for as long as the mean regret fell over the kernels of the tables and of benchmarks/h100/rows_*.safetensors
 #: STREAMS: the same with --programs benchmarks/h100/small_and_odd_sizes.json, and --launch 4.4 so that kinds compare at small sizes; merge_single by splits in 16 to 128 parts on an H200
 PRODUCTS = Rates(
-    launch=4.31, start=0.453, latency=0.399, step=1.5e-10, alone=0.259, rate=7040000, wide_rate=271000, few_rows=5.74, few_columns=7.82, old_units=3.05,
-    few_warps=2.28, crowded=1.51, specialized=0.567, special=60700, plain=1000000, l2_rate=98800, request_rate=243000000, narrow=3.66, ragged=1.15,
-    warp_rate=6940, store_rate=20000, stored_strip=60, sync=0.0236, beside=2.14, spills=4.92, overlap=0.168, flying=40400, bandwidth=4290000, sharp=1.33, rounds=1.5, pipelined=3.04, inner=8,
-    exposed=0.0152, tall=1.18, low=1.01, doubled=1.25, lone=1.21, paired=1.3, parted=1.45, quartered=1.05, strip=3.86, gather=0.986, refilled=1.21,
-    described=2.74, merge=1.83, merge_rate=3720000, merge_part=0.109,
+    launch=4.31, start=0.412, latency=0.363, step=1.1e-10, alone=0.296, rate=7260000, wide_rate=280000, few_rows=4.79, few_columns=5.03, old_units=3.6,
+    few_warps=2.53, crowded=1.88, specialized=0.585, special=45800, plain=510000, l2_rate=103000, request_rate=243000000, narrow=3.09, ragged=1.14,
+    warp_rate=6300, store_rate=24600, stored_strip=54.1, sync=0.0187, beside=2.36, spills=4.79, overlap=0.155, flying=35500, bandwidth=3990000, sharp=1.31, rounds=1.5, pipelined=3.58, inner=5.6,
+    exposed=0.0102, tall=1.2, low=1.07, doubled=1.15, lone=1.22, paired=1.3, parted=1.55, quartered=1.03, strip=3.29, gather=0.129, refilled=1.28,
+    described=2.78, merge=1.66, merge_rate=3590000, merge_part=0.108,
 )  # fmt: skip
 ROWS = Rates(
     launch=4.5, start=0.266, latency=0.497, step=0.0802, special=39700, plain=3810000, l2_rate=138000, request_rate=19800, narrow=1, ragged=1,
@@ -109,7 +110,7 @@ CHAINS = PRODUCTS._replace(
     launch=4.33, start=0.716, latency=0.301, alone=0.282, rate=5480000, wide_rate=117000, few_rows=3.85, few_columns=2.05, old_units=2.65,
     few_warps=1.71, crowded=1.34, specialized=0.779, special=74500, plain=632000, l2_rate=73400, narrow=3.83, ragged=1.12, warp_rate=5530,
     store_rate=18200, stored_strip=63.8, sync=0.0398, beside=0.76, spills=0.469, overlap=0.176, flying=44100, bandwidth=4640000, sharp=1.81,
-    rounds=1.52, pipelined=2.4, inner=7.93, exposed=0.0156, doubled=1.31, lone=1.32, paired=1.32, strip=3.85, refilled=1.06, described=2.82, merge=2.58,
+    rounds=1.52, pipelined=2.4, inner=7.93, exposed=0.0156, doubled=1.31, lone=1.32, paired=1.32, parted=1.45, strip=3.85, refilled=1.06, described=2.82, merge=2.58,
     merge_rate=7000000, merge_part=0.158, serial=1.01,
 )  # fmt: skip
 #: 16-bit products of a multiprocessor relative to the fitted ones, by compute capability: datasheets' figures, unmeasured

@@ -150,7 +150,7 @@ class KernelCount:
         for count in self.count.values():
             programs *= count
         moved = requests = short = tile_bytes = held_bytes = copied = issued = apart = strips = runs = 0.0
-        narrow, reads, single = False, [], dict[str, float]()
+        narrow, reads, single, copies = False, [], dict[str, float](), 0
         for access in plan.accesses:
             read, each = self._without_units(access.read) if streamed or not plan.products else access.read, self.bytes_of(access.read.tensor)
             amount, asked, vector, tile = self._load(read, each)
@@ -172,7 +172,7 @@ class KernelCount:
             reads.append((access, each, amount))
             strips += programs * amount / self._run(read.last, each) if vector < VECTOR and not aligned else 0.0
             if read.tensor in plan.config.copies and not access.again:
-                copied += 2 * self._unique(read, each)
+                copied, copies = copied + 2 * self._unique(read, each), copies + 1
         multiplied, rows, columns = (0.0, 0, 0) if streamed else self._multiplied()
         ordinary = any(self._is_ordinary(p) for p, *_ in plan.products)
         held, spilled = self._resident(rows, streamed, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued if plan.products else SINGLE * sum(single.values()), live)
@@ -197,7 +197,7 @@ class KernelCount:
                     summed=plan.sums_operands and len(plan.products) == 1, parted_boxes=self._parts_boxes(),
                     computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips,
                     issued=0.0 if plan.products else self._issued(requests + short, heavy + light, exchanges), passes=passes,
-                    runs=0.0 if plan.products else runs, longest=self.longest, one_by_one=parts if self._merges_in_rows() else 0, **self._float32_products())  # fmt: skip
+                    runs=0.0 if plan.products else runs, longest=self.longest, one_by_one=parts if self._merges_in_rows() else 0, copies=copies, **self._float32_products())  # fmt: skip
 
     def _merges_in_rows(self) -> bool:
         """Return whether blocks of the result have several labels: a merge takes several parts at once only of blocks with one (split_k_merge.py)."""

@@ -106,7 +106,7 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     if work.sums:  # a kernel that clears and one that converts
         took += 2 * c.merge * work.sums + work.cleared / bandwidth
     if work.copied:
-        took += c.merge + work.copied / bandwidth
+        took += c.merge * work.copies + work.copied / bandwidth
     return took
 
 

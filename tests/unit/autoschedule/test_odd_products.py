@@ -50,7 +50,7 @@ g[b, l, n] = rdot(e[b, m, l], O[b, m, n], m);"""
 
 
 @pytest.mark.parametrize("rows, width, itemsize, staged, block", [
-    (4001, 128, 2, (), 128), (4096, 128, 2, (), 128), (4008, 64, 2, ("t", "u"), 64), (197, 64, 2, (), 64), (4001, 128, 4, (), 64), (600, 128, 2, ("t", "u"), 64),
+    (4001, 128, 2, (), 128), (4096, 128, 2, (), 128), (4008, 64, 2, ("t", "u"), 64), (197, 64, 2, (), 64), (4001, 128, 4, (), 64), (600, 128, 2, (), 128), (2008, 64, 2, ("t", "u"), 64),
 ])  # fmt: skip
 def test_numbers_that_a_long_loop_reads_are_given_aligned_rows(rows, width, itemsize, staged, block):
     """Where warps load them: the producer of specialized warps copies them by words, wherever rows begin."""
