@@ -34,6 +34,7 @@ PLACES = 512  #: of a block of windows
 SHALLOW = 16  #: elements of a window whose extent a kernel has as a constant, though inputs tell it
 UNROLLED = 8  #: places of a window that a loop takes at once, at most
 L1_EACH = 64  #: bytes of the first cache for each thread that a multiprocessor holds
+NARROWEST, PADDED = 64, 1.13  #: blocks along rows that no block fills, and how much longer than the rows they are together
 RUN = 256  #: bytes of rows side by side that columns are held of: at 64 channels of float32, runs of 64 bytes took 1.2 times as long
 
 
@@ -79,7 +80,7 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
         if shape.is_short(label) and any(label not in shape.algorithm[m].labels for m in members if reduction_labels(shape.algorithm, m)):
             block[label] = next_power_of_two(shape.sizes[label])  # else each block of them would make the sums anew
             continue
-        block[label] = min(_columns(shape.sizes[label]) if passing else next_power_of_two(shape.sizes[label]), room)
+        block[label] = min(_columns(shape.sizes[label]) if passing else next_power_of_two(shape.sizes[label]) if reduced else _filled_block(shape.sizes[label], room), room)
         room //= block[label]
         width *= block[label]
     if not reduced:
@@ -97,6 +98,14 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     warps = _window_warps(shape, root, read, width) if loops and {*reduced} == {*loops} else 4 if passing else loose if loose and width == LOOSE_STEP else held
     more["order"] = () if passing else broadcast_program_order(shape, labels, read, block)
     return shape.config(root, block, tile, warps, 3, share=2 if passing else 8, approximations=approximations(shape, members), **more)
+
+
+def _filled_block(size: int, room: int) -> int:
+    """Return the widest block of which the last one along ``size`` is nearly full: rows of 1152 took 13.4 us in blocks of 1024, 11.5 in such of 64 (an H200)."""
+    block = min(next_power_of_two(size), room)
+    while block > NARROWEST and size > room and -(-size // block) * block > PADDED * size:
+        block //= 2
+    return block
 
 
 def _passing_stages(label: str, tile: dict[str, int]) -> dict[str, Any]:
