@@ -209,5 +209,10 @@ def paged(q, k, v, table, n, scale):
     return F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=seen, scale=scale, enable_gqa=True)[:, :, 0]
 
 
+def one_query(q, k, v, scale):
+    """One query a head, of heads that may share keys."""
+    return F.scaled_dot_product_attention(q[:, :, None], k, v, scale=scale, enable_gqa=True)[:, :, 0]
+
+
 def sigmoid_attention(q, k, v, scale, bias):
     return torch.sigmoid(q @ k.mT * scale - bias) @ v

@@ -72,6 +72,10 @@ HEADS = dict(sizes=(dict(b=32, m=4096, l=4096, d=128, n=128),), checked=(dict(b=
 XY, QKV = {"A": "xy"}, {"Q": "bmd", "K": "bld", "V": "bln"}
 GELU = "0.5 * u[x, y] * (1 + tanh(0.7978845608028654 * (u[x, y] + 0.044715 * u[x, y] * u[x, y] * u[x, y])))"
 DOT = "scale * rdot(Q[b, m, d], K[b, l, d], d)"
+ONE_QUERY = (
+    "Func s, e, t, out; In Q, K, V; SIn scale; Var b, h, n; RVar l, d; s[b, h, l] = scale * rdot(Q[b, h, d], K[b, {0}, l, d], d);"
+    " e[b, h, l] = exp(s[b, h, l]); t[b, h] = rsum(e[b, h, l], l); out[b, h, n] = rdot(e[b, h, l], V[b, {0}, l, n], l) / t[b, h];"
+)
 
 
 def attention(declared: str, score: str) -> str:
@@ -296,6 +300,14 @@ ATTENTIONS = {
         forms.paged, {"Q": "bhd", "K": "pzgd", "V": "pzgn", "T": "bc", "N": "b"}, (dict(b=16, h=32, g=8, z=16, d=128, n=128, c=256, p=6000, l=4096),),
         (dict(b=3, h=32, g=8, z=16, d=128, n=128, c=50, p=200, l=800), dict(b=5, h=12, g=3, z=16, d=64, n=64, c=7, p=70, l=112)),
         dict(b=2, h=8, g=2, z=16, d=16, n=16, c=3, p=9, l=48), scalars=(0.0883,), kinds={"T": "index:p", "N": "index:l", "K": "table", "V": "table"},
+        products=lambda s: 2.0 * s["b"] * s["h"] * s["l"] * (s["d"] + s["n"])),
+    "att_one_query": Untuned(
+        ONE_QUERY.format("h / 5"), forms.one_query, {"Q": "bhd", "K": "bgld", "V": "bgln"}, (dict(b=3, h=40, g=8, l=7777, d=128, n=128), dict(b=1, h=40, g=8, l=30000, d=128, n=128)),
+        (dict(b=2, h=15, g=3, l=1777, d=64, n=64), dict(b=1, h=40, g=8, l=5000, d=128, n=128)), dict(b=2, h=10, g=2, l=70, d=16, n=16), scalars=(0.0883,),
+        products=lambda s: 2.0 * s["b"] * s["h"] * s["l"] * (s["d"] + s["n"])),
+    "att_one_query_a_head": Untuned(
+        ONE_QUERY.format("h"), forms.one_query, {"Q": "bhd", "K": "bhld", "V": "bhln"}, (dict(b=1, h=32, l=30000, d=128, n=128), dict(b=64, h=32, l=2000, d=64, n=64)),
+        (dict(b=2, h=6, l=1777, d=64, n=64), dict(b=1, h=4, l=5000, d=128, n=128)), dict(b=2, h=3, l=70, d=16, n=16), scalars=(0.0883,),
         products=lambda s: 2.0 * s["b"] * s["h"] * s["l"] * (s["d"] + s["n"])),
     "att_sigmoid": Untuned(
         "Func out; In Q, K, V; SIn scale, z; Var b, m, n; RVar l, d; out[b, m, n] = rdot(sigmoid(" + DOT + " - z), V[b, l, n], l);",

@@ -33,7 +33,7 @@ FEW = 16  #: rows of the smallest tile of the matrix units
 def chain_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
     """Yield choices beside the usual ones of ``chained_gemm.py``, each also with two tiles for a whole extent where these are shorter."""
     chain = Chain.of(shape, root, members)
-    if chain is None or not chain.rows or shape.itemsize != 2 or shape.target.backend != "cuda":
+    if chain is None or shape.itemsize != 2 or shape.target.backend != "cuda":
         return
     plain = chain.is_plain_pair() and len(reduction_labels(shape.algorithm, root)) == 1
     if plain:
@@ -41,7 +41,7 @@ def chain_candidates(shape: SchedulingProblem, root: str, members: list[str]) ->
         for config in _of_plain_pair(chain):
             yield config
             yield from in_two_tiles(shape, config)
-    if chain.has_narrow_product():
+    if chain.has_narrow_product() or not chain.rows:
         return
     ways = (chain, replace(chain, packing=False)) if chain.packed_groups() and shape.sizes[chain.rows[-1]] > 1 else (chain,)
     for way in ways:
@@ -52,21 +52,21 @@ def chain_candidates(shape: SchedulingProblem, root: str, members: list[str]) ->
 
 def _of_plain_pair(chain: Chain) -> Iterator[KernelConfig]:
     """Yield tiles for two products with one accumulator, for few rows and for short loops."""
-    shape, usual, row = chain.shape, chain.usual(), chain.rows[-1]
+    shape, usual, row = chain.shape, chain.usual(), next(reversed(chain.rows), "")
     (loop,) = reduction_labels(shape.algorithm, chain.root)
     if not dict(usual.tiles).get(loop):
         return
-    wide = max((next_power_of_two(shape.sizes[c]) for c in chain.columns), default=1)
+    wide, count = max((next_power_of_two(shape.sizes[c]) for c in chain.columns), default=1), shape.sizes.get(row, 1)
     packed = chain.packed_groups()
     ways = [packed] if packed else []
-    if shape.sizes[row] > 1 or not packed:
-        ways.append({**dict.fromkeys(packed, (1, 1)), row: (FEW, FEW)})
-    for tiles in ways if shape.sizes[row] <= FEW else ():
-        rows = max(tile for _, tile in tiles.values())
+    if count > 1 or not packed:
+        ways.append({**dict.fromkeys(packed, (1, 1)), **({row: (FEW, FEW)} if row else {})})
+    for tiles in ways if count <= FEW else ():
+        rows = max((tile for _, tile in tiles.values()), default=FEW)
         for step, warps, stages in ((max(32, FEW * step // rows), warps, stages) for step, warps, stages in FEW_ROWS):
             yield from in_parts(shape, _tiled(chain, usual, tiles, loop, step, warps, chain.stages(rows, step, wide, stages)), loop)
     rows, step, warps, stages = SHORT_LOOP
-    if shape.sizes[loop] <= SHORT and rows < WASTED * shape.sizes[row]:
+    if row and shape.sizes[loop] <= SHORT and rows < WASTED * shape.sizes[row]:
         yield from in_parts(shape, _tiled(chain, usual, {row: (rows, rows)}, loop, step, warps, chain.stages(rows, step, wide, stages)), loop)
 
 

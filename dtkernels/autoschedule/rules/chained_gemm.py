@@ -297,7 +297,7 @@ class Chain:
         for dot in (d for m in self.members for d in self.shape.dots(m) if self.packing):
             for index in (i for a in ex.accesses(dot.right) for i in a.index):
                 match index:
-                    case ex.Binary("/", ex.Label(label), ex.Const(size)) if label in labels and 1 < size <= MOST_SHARED and self.rows:
-                        if max(sizes[r] for r in self.rows) * 2 <= size:
+                    case ex.Binary("/", ex.Label(label), ex.Const(size)) if label in labels and 1 < size <= MOST_SHARED:
+                        if max((sizes[r] for r in self.rows), default=1) * 2 <= size:
                             return {label: (int(size), max(16, next_power_of_two(int(size)))), **{r: (1, 1) for r in self.rows}}
         return {}

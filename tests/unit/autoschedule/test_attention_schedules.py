@@ -2,10 +2,12 @@
 
 import pytest
 
+from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.cost.outline import Known
 from dtkernels.autoschedule.cost.predicted_time import predicted_time
 from dtkernels.autoschedule.default_schedule import default_schedule, schedules
 from dtkernels.codegen.target import target
+from dtkernels.lang import parse
 from dtkernels.lang.schedule import Schedule
 from dtkernels.ops.attention_forms.specs import form_spec
 from dtkernels.ops.registry import shipped
@@ -97,6 +99,20 @@ def test_gradients_take_specialized_warps_where_these_were_measured_to_be_faster
 def test_a_group_that_decodes_is_split_where_blocks_are_fewer_than_multiprocessors():
     """92 blocks: 156 us whole, 114 in 16 parts."""
     assert scheduled("forward", DECODING, group=19).sizes("attention", "split")["l"] >= 4
+
+
+ONE_QUERY = """Func s, e, t, out; In Q, K, V; Var b, h, n; RVar l, d; s[b, h, l] = rdot(Q[b, h, d], K[b, {0}, l, d], d); e[b, h, l] = exp(s[b, h, l]);
+t[b, h] = rsum(e[b, h, l], l); out[b, h, n] = rdot(e[b, h, l], V[b, {0}, l, n], l) / t[b, h];"""
+
+
+@pytest.mark.parametrize("index, sizes, heads", [
+    ("h / 4", dict(b=1, h=32, l=30000, d=128, n=128), (4, 16)), ("h / 5", dict(b=3, h=40, l=7777, d=128, n=128), (5, 16)), ("h", dict(b=1, h=32, l=30000, d=128, n=128), (1, 1)),
+])  # fmt: skip
+def test_a_program_of_one_query_without_a_label_for_it_decodes_as_the_op_does(index, sizes, heads):
+    """Heads that share keys are the rows of a tile, and the loop is split: each head had read its keys by itself, in one program."""
+    algorithm = prepare_algorithm(parse(ONE_QUERY.format(index)).algorithm, ("out",))
+    found = default_schedule(algorithm, ("out",), sizes, 2, target("h200"))
+    assert (found.sizes("out", "block")["h"], found.sizes("out", "tensorize")["h"]) == heads and found.sizes("out", "split")["l"] >= 4, found
 
 
 @pytest.mark.parametrize("direction, func, sizes, group, tiles", [
