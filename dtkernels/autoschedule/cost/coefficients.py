@@ -60,6 +60,7 @@ class Rates(NamedTuple):
     exposed: float = 0.5  #: the part of a program's own time in which one that runs alone loads nothing
     tall: float = 1.08  #: products of tiles with more rows than columns
     low: float = 1.18  #: products of wide tiles with too few rows for a warp group
+    half: float = 1.6  #: the same with half of its rows: 32 x 64 took 13.1 and 17.5 us where 64 x 32 took 7.8 and 10.1 (an H200)
     doubled: float = 1.05  #: products of tiles with more rows than their warp groups take at once
     lone: float = 1.1  #: products of programs that stay, by one warp group
     paired: float = 1.2  #: products side by side of programs that stay

@@ -181,7 +181,8 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
         shape *= c.paired
     shape *= (c.lone if config.persistent and groups <= 1 else 1.0) * (c.parted if work.parted else 1.0)
     if work.products == 1:
-        shape *= c.tall if work.rows > work.columns else c.low if work.rows < GROUP_ROWS <= work.columns else 1.0
+        few = c.half if 2 * work.rows >= GROUP_ROWS else c.low
+        shape *= c.tall if work.rows > work.columns else few if work.rows < GROUP_ROWS <= work.columns else 1.0
     if config.specialized and work.products > 1:
         shape *= c.specialized * (c.several if work.products > 2 else 1.0) * (c.many if work.products > 3 else 1.0)
     return shape
