@@ -344,9 +344,9 @@ def tiles_of(schedule: str) -> tuple:
 
 
 @lru_cache(maxsize=4096)
-def kernels_of(schedule: str) -> tuple[tuple[str, tuple[FusedFunc, ...]], ...]:
-    """Return the kernels of a schedule and what is fused into each: what two schedules share that differ in tiles."""
-    return tuple([(k.func, tuple(replace(f, own=None) for f in k.fused)) for k in read_kernels(schedule)])
+def kernels_of(schedule: str) -> tuple[tuple[str, tuple[FusedFunc, ...], bool], ...]:
+    """Return the kernels of a schedule, what is fused into each, and whether its sum is split: what two schedules share that differ in tiles."""
+    return tuple([(k.func, tuple(replace(f, own=None) for f in k.fused), bool(k.split)) for k in read_kernels(schedule)])
 
 
 @lru_cache(maxsize=4096)

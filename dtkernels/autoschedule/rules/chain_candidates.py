@@ -33,7 +33,7 @@ FEW = 16  #: rows of the smallest tile of the matrix units
 def chain_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
     """Yield choices beside the usual ones of ``chained_gemm.py``, each also with two tiles for a whole extent where these are shorter."""
     chain = Chain.of(shape, root, members)
-    if chain is None or shape.itemsize != 2 or shape.target.backend != "cuda":
+    if chain is None or shape.itemsize != 2 or shape.target.backend != "cuda" or chain.of_vectors():
         return
     plain = chain.is_plain_pair() and len(reduction_labels(shape.algorithm, root)) == 1
     if plain:

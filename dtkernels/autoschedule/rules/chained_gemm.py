@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...codegen.powers_of_two import next_power_of_two
@@ -21,13 +21,17 @@ EVEN = 4  #: programs a multiprocessor that a sum under a mask is split into: bl
 MOST_SHARED = 128  #: rows of a tile, for heads that share keys
 WIDEST_SUM = 128 * 128  #: elements of an accumulator that four warps hold
 LONG = 8  #: steps of a loop from which on a copy of what it reads in each costs little beside it
+#: bytes of a warp's tile of a chain of vectors, columns from which on it is of one warp, and programs a multiprocessor that the loop's parts make: 32 heads of 30000 keys
+#: of 128 columns took 135 us by one warp (16 keys a step, 64 parts), 208 by two, 149 to 333 by four; 2048 heads of 2000 keys of 64 columns 267 by two warps, 302 by one
+#: and 297 to 506 by four (one query each, an H200; torch took 130 and 250)
+VECTOR_TILE, ONE_WARP, VECTOR_PROGRAMS = 4096, 128, 16
 
 
 def chain_configs(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
     """Yield the usual choices for a kernel in which a product is an operand of another."""
     chain = Chain.of(shape, root, members)
     if chain is not None:
-        yield chain.usual()
+        yield chain.of_vectors() or chain.usual()
 
 
 @dataclass
@@ -92,6 +96,19 @@ class Chain:
         loads = loose or self._through_descriptors(few) or (self._descriptors_inside(tile) if self.has_narrow_product() else {})
         more = combined(loads, self._rows(tile), self.even_split(block, tile))
         return shape.config(root, block, tile, warps, stages, share=1 if packed else 2, reordered=self._order(walked), order=self.program_order(block, bool(packed)), **more)
+
+    def of_vectors(self) -> KernelConfig | None:
+        """Return the choices for two products of one row each, which no matrix unit takes: few warps add up short steps among themselves. None for other chains."""
+        shape, loops = self.shape, reduction_labels(self.shape.algorithm, self.root)
+        if self.rows or len(loops) != 1 or not self.is_plain_pair() or self.packed_groups():
+            return None
+        usual, wide = self.usual(), max((next_power_of_two(shape.sizes[c]) for c in self.columns), default=1)
+        step = max(1, VECTOR_TILE // (wide * shape.itemsize))
+        tiles = dict(usual.tiles)
+        if not tiles.get(loops[0]) or any(tiles.get(c, 1) for c in self.columns):  # no loop, or columns that a program does not hold whole
+            return None
+        parts = whole_parts(min(shape.sizes[loops[0]] // (2 * step), VECTOR_PROGRAMS * shape.target.multiprocessors // max(1, shape.programs(dict(usual.blocks)))))
+        return replace(usual, tiles=tuple((tiles | {loops[0]: step}).items()), split=((loops[0], parts),) if parts > 1 else (), num_warps=1 if wide >= ONE_WARP else 2, num_stages=1)
 
     def _rows(self, tile: dict[str, int]) -> dict[str, Any]:
         """Copy the numbers that a loop reads in tiles, one for each row of an operand, to aligned rows.

@@ -26,7 +26,7 @@ from .warm_start import WarmStart
 SEED_LIMIT, COMPILE_LIMIT, MEASURE_LIMIT = 120.0, 60.0, 30.0  #: seconds for one task
 FIRST, ROUND, SUGGESTED = 4, 4, 3  #: candidates of the first round, of a later round, from elsewhere
 GAIN = 0.01  #: the noise of a time; a smaller gain is none
-QUIET = 4  #: proposals without a gain that end a cell, restarts after the first; 2 missed a planted optimum in 4 of 10 searches
+QUIET = 6  #: proposals without a gain that end a cell, restarts after the first; 2 missed a planted optimum in 4 of 10 searches, 4 missed one
 HOPELESS = 8  #: rounds without any time that end a cell
 REFIT, FITTED = 1.5, 12  #: growth of the measurements until the rates are fitted again; candidates of a cell that a fit takes
 
