@@ -33,9 +33,9 @@ class Rates(NamedTuple):
     several: float = 0.78  #: the same where a step has more than two: gradients of attention of 128 columns (an H200, 22 kernels)
     many: float = 0.91  #: the same where it has more than three
     restart: float = 4.0  #: microseconds of such a program whose loop a mask takes apart: in each part its products start anew
-    turned_to: float = 1.22  #: microseconds of a program of two products by specialized warps until it multiplies again, for each block (an H200, 68 times of attention)
-    beside_others: float = 2.1  #: arithmetic of such a program, relative to the rates: it runs beside products of other warps
-    others: float = 4.4  #: how little time of the two adds up
+    next_block: float = 1.22  #: microseconds between blocks of a program of two products by specialized warps: attention, an H200, 68 times
+    overlapped: float = 2.1  #: arithmetic of such a program, relative to the rates; it runs beside products of other warps
+    concurrent: float = 4.4  #: how little time of the two adds up
     special: float = 5e4  #: special functions
     plain: float = 3e5  #: other arithmetic
     l2_rate: float = 5e4  #: bytes loaded

@@ -144,7 +144,7 @@ def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
     multiplying = work.multiplied / _rate(work, c) * _shape(work, config, c)
     if config.specialized and work.products == 2:
         multiplying = _overlapped(multiplying, loading, c.inner)
-        return _overlapped(multiplying, computing * c.beside_others, c.others) * (1 + c.spills * (work.spilled - 1)) + c.turned_to
+        return _overlapped(multiplying, computing * c.overlapped, c.concurrent) * (1 + c.spills * (work.spilled - 1)) + c.next_block
     if config.ping_pong:  # one warpgroup computes while the other multiplies
         return _overlapped(_overlapped(multiplying, loading, c.inner), computing * c.beside, c.inner) * (1 + c.spills * (work.spilled - 1))
     restart = c.restart if config.specialized and work.products > 3 and work.longest > 1 else 0.0

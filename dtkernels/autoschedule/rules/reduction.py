@@ -80,7 +80,8 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
         if shape.is_short(label) and any(label not in shape.algorithm[m].labels for m in members if reduction_labels(shape.algorithm, m)):
             block[label] = next_power_of_two(shape.sizes[label])  # else each block of them would make the sums anew
             continue
-        block[label] = min(_columns(shape.sizes[label]) if passing else next_power_of_two(shape.sizes[label]) if reduced else _filled_block(shape.sizes[label], room), room)
+        size = shape.sizes[label]
+        block[label] = _filled_block(size, room) if not reduced else min(_columns(size) if passing else next_power_of_two(size), room)
         room //= block[label]
         width *= block[label]
     if not reduced:
