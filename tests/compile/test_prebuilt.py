@@ -144,7 +144,8 @@ def test_operands_of_a_split_sum_do_not_lose_their_alignment_beside_its_parts(ro
     one, asked = launch(64), launch(rows)
     names, constants = tuple(one.kernel.arg_names), {c: plain_constant(v) for c, v in asked.constants.items()}
     found = builds(names, one.args, one.constants, plain_types(one), tl.int64, product=True)
-    entries = [StoredKernel("f", "", "", 90, b.types, {c: plain_constant(v) for c, v in b.constants.items()}, *split_multiples(b.multiples)[:1], 128, 0, steps=split_multiples(b.multiples)[1]) for b in found]
+    told = [({c: plain_constant(v) for c, v in b.constants.items()}, *split_multiples(b.multiples)) for b in found]
+    entries = [StoredKernel("f", "", "", 90, b.types, fixed, wide, 128, 0, steps=steps) for b, (fixed, wide, steps) in zip(found, told)]
     first = next(e for e in entries if fits(e, names, asked.args, constants))
     assert any(n.endswith("_part") for n in names) and loses_alignment(first, names, asked.args) is not known
 
