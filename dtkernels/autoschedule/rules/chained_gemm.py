@@ -103,10 +103,10 @@ class Chain:
         if self.rows or len(loops) != 1 or not self.is_plain_pair() or self.packed_groups():
             return None
         usual, wide = self.usual(), max((next_power_of_two(shape.sizes[c]) for c in self.columns), default=1)
-        step = max(1, VECTOR_TILE // (wide * shape.itemsize))
-        tiles = dict(usual.tiles)
+        step, tiles = max(1, VECTOR_TILE // (wide * shape.itemsize)), dict(usual.tiles)
         if not tiles.get(loops[0]) or any(tiles.get(c, 1) for c in self.columns):  # no loop, or columns that a program does not hold whole
             return None
+        step = min(step, next_power_of_two(shape.sizes[loops[0]]))
         parts = whole_parts(min(shape.sizes[loops[0]] // (2 * step), VECTOR_PROGRAMS * shape.target.multiprocessors // max(1, shape.programs(dict(usual.blocks)))))
         return replace(usual, tiles=tuple((tiles | {loops[0]: step}).items()), split=((loops[0], parts),) if parts > 1 else (), num_warps=1 if wide >= ONE_WARP else 2, num_stages=1)
 
