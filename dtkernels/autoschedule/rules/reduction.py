@@ -80,8 +80,7 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
         if shape.is_short(label) and any(label not in shape.algorithm[m].labels for m in members if reduction_labels(shape.algorithm, m)):
             block[label] = next_power_of_two(shape.sizes[label])  # else each block of them would make the sums anew
             continue
-        size = shape.sizes[label]
-        block[label] = _filled_block(size, room) if not reduced else min(_columns(size) if passing else next_power_of_two(size), room)
+        block[label] = min((_columns if passing else next_power_of_two)(shape.sizes[label]), room) if reduced else _filled_block(shape.sizes[label], room)
         room //= block[label]
         width *= block[label]
     if not reduced:
