@@ -27,7 +27,6 @@ from dtkernels.runtime.aot_build import known_labels
 from dtkernels.runtime.build.source_cache import load_module
 from dtkernels.runtime.build.specialization import builds, fits, loses_alignment, specialized
 from dtkernels.runtime.build.triton_compile import (
-    KernelLaunch,
     compile_kernel,
     plain_constant,
     plain_types,
@@ -124,30 +123,6 @@ def test_one_build_is_for_any_number_of_rows_also_where_a_tensor_has_a_value_for
     assert not loses_alignment(entry, names, (torch.empty(4, 48, 32), torch.empty(4, 48), 48, 32, 1536, 32, 1, 48, 1))
     bare = replace(entry, divisible=("x_ptr", "s_ptr"))
     assert loses_alignment(bare, names, (torch.empty(4, 48, 32), torch.empty(4, 48), 48, 32, 1536, 32, 1, 48, 1))
-
-
-SPLIT = """
-Func f; In A, B; Var x, y; RVar k;
-f[x, y] = rdot(A[x, k], B[k, y], k);
-f.block(x:64, y:64); f.tensorize(x:64, y:64, k:64); f.split(k:4); f.compile();
-"""
-
-
-@pytest.mark.parametrize("rows, known", [(64, True), (128, True), (48, False), (50, False)])
-def test_operands_of_a_split_sum_do_not_lose_their_alignment_beside_its_parts(rows, known):
-    """The parts have a dimension more. A build for any number of rows knows nothing of the rows of A: its loads are narrow, and such a call compiles its own."""
-    module = load_module(emit(prepare(parse(SPLIT)), "call", H200), "split")
-
-    def launch(rows: int) -> KernelLaunch:
-        return record_launches(module, "call", tuple(torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((rows, 4096), (4096, 256))))[0]
-
-    one, asked = launch(64), launch(rows)
-    names, constants = tuple(one.kernel.arg_names), {c: plain_constant(v) for c, v in asked.constants.items()}
-    found = builds(names, one.args, one.constants, plain_types(one), tl.int64, product=True)
-    told = [({c: plain_constant(v) for c, v in b.constants.items()}, *split_multiples(b.multiples)) for b in found]
-    entries = [StoredKernel("f", "", "", 90, b.types, fixed, wide, 128, 0, steps=steps) for b, (fixed, wide, steps) in zip(found, told)]
-    first = next(e for e in entries if fits(e, names, asked.args, constants))
-    assert any(n.endswith("_part") for n in names) and loses_alignment(first, names, asked.args) is not known
 
 
 ROWS = """

@@ -84,8 +84,8 @@ def loses_alignment(entry: StoredKernel, names: tuple[str, ...], args: tuple) ->
 
 @lru_cache(maxsize=1024)
 def _strides_of_most(names: tuple[str, ...]) -> tuple[tuple[int, str, int | None], ...]:
-    """Return (place of a stride, its tensor, place of its pointer) for the tensors of the highest rank; the parts of a split sum are no dimension."""
-    strided = [(i, name.split("_stride_")[0]) for i, name in enumerate(names) if "_stride_" in name and not name.endswith(PARTS)]
+    """Return (place of a stride, its tensor, place of its pointer) for the tensors of the highest rank."""
+    strided = [(i, name.split("_stride_")[0]) for i, name in enumerate(names) if "_stride_" in name]
     ranks = Counter(tensor for _, tensor in strided)
     places = {name: i for i, name in enumerate(names)}
     return tuple((i, tensor, places.get(f"{tensor}_ptr")) for i, tensor in strided if ranks[tensor] == max(ranks.values()))
