@@ -34,7 +34,7 @@ from dtkernels.tuning.records.measurement_store import read_matrices
 from dtkernels.tuning.records.problems import CallKind, variants_of
 
 OF_PRODUCTS = ("step", "alone", "rate", "wide_rate", "few_rows", "few_columns", "old_units", "few_warps", "crowded", "specialized", "beside", "doubled", "lone", "parted",
-               "paired", "pipelined", "serial")  # fmt: skip
+               "paired", "pipelined", "serial", "several", "many", "restart", "next_block", "overlapped", "concurrent", "half")  # fmt: skip
 NEVER = 1e8  #: amounts a microsecond from which on a rate costs nothing: its kind does not have it
 KEPT = ("live", "ordinary_rate")  #: the first decides how many programs run at once, which is counted once; of the second there are few times
 #: rates that may not leave these ranges; others may change by a factor of 20

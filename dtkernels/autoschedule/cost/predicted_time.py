@@ -100,7 +100,7 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     shared = work.passes * work.programs / (c.passes * min(cores, work.programs))  # other programs of a multiprocessor load meanwhile
     took = c.launch + _overlapped(_overlapped(_overlapped(computing, moving, c.sharp), beginning, c.inner), shared, c.inner) * slower
     if work.merged:
-        took += work.merges * c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts + c.merge_single * work.one_by_one
+        took += work.merges * c.merge + 2 * work.merged / c.merge_rate + (c.merge_part + c.merge_single * work.one_by_one) * work.parts
     if work.fetched:
         took += c.described
     if work.sums:  # a kernel that clears and one that converts
@@ -141,14 +141,13 @@ def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
     if not work.rows:
         loading *= c.passed if config.stages_of and not work.products else 1.0
         return _overlapped(computing, loading, c.inner) * (1 + c.spills * (work.spilled - 1))
-    multiplying = work.multiplied / _rate(work, c) * _shape(work, config, c)
+    multiplying, slower = _overlapped(work.multiplied / _rate(work, c) * _shape(work, config, c), loading, c.inner), 1 + c.spills * (work.spilled - 1)
     if config.specialized and work.products == 2:
-        multiplying = _overlapped(multiplying, loading, c.inner)
-        return _overlapped(multiplying, computing * c.overlapped, c.concurrent) * (1 + c.spills * (work.spilled - 1)) + c.next_block
+        return _overlapped(multiplying, computing * c.overlapped, c.concurrent) * slower + c.next_block
     if config.ping_pong:  # one warpgroup computes while the other multiplies
-        return _overlapped(_overlapped(multiplying, loading, c.inner), computing * c.beside, c.inner) * (1 + c.spills * (work.spilled - 1))
+        return _overlapped(multiplying, computing * c.beside, c.inner) * slower
     restart = c.restart if config.specialized and work.products > 3 and work.longest > 1 else 0.0
-    return (_overlapped(multiplying, loading, c.inner) + computing * c.beside) * (1 + c.spills * (work.spilled - 1)) + restart
+    return (multiplying + computing * c.beside) * slower + restart
 
 
 def _rate(work: Work, c: Rates) -> float:

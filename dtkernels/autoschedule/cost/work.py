@@ -54,8 +54,8 @@ class Work(NamedTuple):
     runs: float = 0.0  #: pieces that lie contiguous in memory, of all blocks of the whole kernel
     passes: float = 0.0  #: of shared memory, over which warps exchange parts of sums: threads that want the same bank take one after another
     longest: float = 1.0  #: iterations of the longest program over those of the average one, as under a causal mask
-    copies: int = 0  #: kernels that make these copies
-    one_by_one: int = 0  #: parts that a merge takes one after another, as its blocks have several labels
+    copies: int = 0  #: kernels that copy tensors to aligned rows first
+    one_by_one: bool = False  #: whether a merge takes one part after another, as its blocks have several labels
 
 
 class Stores(NamedTuple):

@@ -56,7 +56,7 @@ def _of_plain_pair(chain: Chain) -> Iterator[KernelConfig]:
     (loop,) = reduction_labels(shape.algorithm, chain.root)
     if not dict(usual.tiles).get(loop):
         return
-    wide, count = max((next_power_of_two(shape.sizes[c]) for c in chain.columns), default=1), shape.sizes.get(row, 1)
+    wide, count = chain.widest(), shape.sizes.get(row, 1)
     packed = chain.packed_groups()
     ways = [packed] if packed else []
     if count > 1 or not packed:
@@ -77,7 +77,7 @@ def _of_several_products(chain: Chain) -> Iterator[KernelConfig]:
     a tile has more than one element of: queries, or the heads of a group.
     """
     shape, row = chain.shape, chain.rows[-1]
-    wide = max((next_power_of_two(shape.sizes[c]) for c in chain.columns), default=1)
+    wide = chain.widest()
     two = any(fits_two_tiles(shape.sizes, c) for c in chain.columns)
     for walked in chain.summed():
         usual = chain.usual(walked)

@@ -62,7 +62,7 @@ class Chain:
         shape, algorithm, root = self.shape, self.shape.algorithm, self.root
         sizes, itemsize = shape.sizes, shape.itemsize
         labels, walked = algorithm[root].labels, walked or max(self.summed(), key=lambda x: sizes[x], default="")
-        wide = max((next_power_of_two(sizes[c]) for c in self.columns), default=1)
+        wide = self.widest()
         tile: dict[str, int] = {}
         block: dict[str, int] = {}
         packed = self.packed_groups()
@@ -97,12 +97,16 @@ class Chain:
         more = combined(loads, self._rows(tile), self.even_split(block, tile))
         return shape.config(root, block, tile, warps, stages, share=1 if packed else 2, reordered=self._order(walked), order=self.program_order(block, bool(packed)), **more)
 
+    def widest(self) -> int:
+        """Return the elements of the tile that holds the most columns whole."""
+        return max((next_power_of_two(self.shape.sizes[c]) for c in self.columns), default=1)
+
     def of_vectors(self) -> KernelConfig | None:
         """Return the choices for two products of one row each, which no matrix unit takes: few warps add up short steps among themselves. None for other chains."""
         shape, loops = self.shape, reduction_labels(self.shape.algorithm, self.root)
         if self.rows or len(loops) != 1 or not self.is_plain_pair() or self.packed_groups():
             return None
-        usual, wide = self.usual(), max((next_power_of_two(shape.sizes[c]) for c in self.columns), default=1)
+        usual, wide = self.usual(), self.widest()
         step, tiles = max(1, VECTOR_TILE // (wide * shape.itemsize)), dict(usual.tiles)
         if not tiles.get(loops[0]) or any(tiles.get(c, 1) for c in self.columns):  # no loop, or columns that a program does not hold whole
             return None

@@ -20,10 +20,7 @@ def bucket_anchor(size: int, pitch: bool = True) -> int:
     """
     if size <= REGULAR:
         return size
-    step = next_power_of_two(size) // (2 * STEPS)
-    if not pitch and size <= SMALL:
-        above = -(-size // step) * step
-        return above - (size % REGULAR > 0 and above % REGULAR == 0)
-    step = max(REGULAR, step)
-    below = math.gcd(size, REGULAR) % REGULAR if pitch or size <= LARGE else min(size % REGULAR, 1)
-    return -(-size // step) * step - below
+    alike = pitch or SMALL < size <= LARGE
+    step = max(REGULAR if alike else 1, next_power_of_two(size) // (2 * STEPS))
+    above = -(-size // step) * step
+    return above - (math.gcd(size, REGULAR) % REGULAR if alike else (size % REGULAR > 0 and above % REGULAR == 0))
