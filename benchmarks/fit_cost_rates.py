@@ -42,7 +42,7 @@ BOUNDS = {
     "sharp": (1.3, 6), "rounds": (1.5, 8), "pipelined": (1.5, 12), "inner": (1, 8), "overlap": (0.01, 1), "exposed": (0.01, 2), "beside": (0.02, 3), "specialized": (0.4, 1.5),
     "old_units": (0.8, 6), "few_warps": (1, 12), "crowded": (1, 4), "narrow": (1, 10), "ragged": (1, 4), "alone": (0.1, 4), "launch": (1.5, 4.5),
     "start": (0.3, 3), "latency": (0.1, 2), "sync": (1e-5, 0.05), "spills": (0.3, 40), "flying": (2e4, 4e6), "bandwidth": (3.3e6, 4.8e6),
-    "strip": (1.0, 128), "gather": (0.001, 1.0), "refilled": (1.0, 2.0), "described": (0.3, 3), "quartered": (1.0, 2.0), "tall": (1.0, 1.4), "low": (1.0, 1.6),
+    "strip": (1.0, 128), "gather": (0.001, 1.0), "refilled": (1.0, 2.0), "quartered": (1.0, 2.0), "tall": (1.0, 1.4), "low": (1.0, 1.6),
     "doubled": (1.0, 1.6), "lone": (1.0, 1.6), "parted": (1.0, 2.0), "paired": (1.0, 2.0), "passed": (0.5, 4.0), "serial": (0.05, 40),
     "rate": (5e6, 8e6), "l2_rate": (2.5e4, 1.2e5), "special": (2e4, 3e5), "plain": (5e4, 1e6),
 }  # fmt: skip

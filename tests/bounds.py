@@ -62,7 +62,8 @@ def _install() -> None:
 
     def remembering(self, args, kwargs):
         found = prepare(self, args, kwargs)
-        _ranges[:] = [_bytes_of(t) for t in (*found[0], *found[1].values()) if hasattr(t, "data_ptr")]
+        given = (getattr(t, "base", t) for t in (*found[0], *found[1].values()))  # a descriptor has its tensor as base
+        _ranges[:] = [_bytes_of(t) for t in given if hasattr(t, "data_ptr")]
         return found
 
     builder.create_masked_load, builder.create_masked_store, executor._init_args_hst = checked_load, checked_store, remembering

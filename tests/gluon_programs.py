@@ -12,6 +12,21 @@ PRODUCT = """Func mm; In A, B; Var x, y; RVar k; mm[x, y] = sigmoid(rdot(A[x, k]
 mm.block(x:128, y:256); mm.tensorize(x:128, y:256, k:64); mm.map(x:x1/8, y, x1); mm.persistent();
 mm.descriptor(A, B, mm); mm.stages(k:4); mm.num_warps(8); mm.specialize_warps(k);
 """
+#: forms of it: sizes of the block, and what is added
+PRODUCTS = {
+    "whole": ("x:128, y:256", ""),
+    "in turn": ("x:64, y:256", "mm.ping_pong();"),
+    **{f"parts of {columns}": (f"x:128, y:{columns}", "") for columns in (96, 144, 160, 192)},
+    "parts in turn": ("x:64, y:192", "mm.ping_pong();"),
+    "three parts": ("x:128, y:112", ""),
+}
+
+
+def product(name: str, result: str = "sigmoid(rdot(A[x, k], B[k, y], k))") -> str:
+    """The product in one of its forms. Of several parts the results leave by the copy engine one after the other."""
+    block, more = PRODUCTS[name]
+    tiled = PRODUCT.replace("block(x:128, y:256)", f"block({block})").replace("tensorize(x:128, y:256,", f"tensorize({block},")
+    return tiled.replace("sigmoid(rdot(A[x, k], B[k, y], k))", result) + more
 
 
 def attention(score: str = SCORE, group: int = 1) -> str:

@@ -32,6 +32,7 @@ def use() -> None:
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     dispatcher.driver = bound_launch.driver = lambda: driver
     bound_launch.raw_stream = lambda index: 0
+    bound_launch.encoded = lambda shape, strides, how: (0,) * bound_launch.WORDS
     bound_launch.allocator = lambda device: torch._C._dynamo.guards._empty_strided_cpu  # as quick as that for a GPU
     recorded = dispatcher.record
     dispatcher.record = lambda host, *rest: recorded(host.replace('.device.type != "cpu"', ".is_cuda"), *rest)

@@ -4,6 +4,7 @@
     python tools/measure_stored.py --ops softmax,two_mm   some ops
     python tools/measure_stored.py --budget 5m            as many kinds of calls as the time allows; another run goes on with the rest
     python tools/measure_stored.py --dry-run --gpu h100   no GPU: simulated times, rows are marked measured: false
+    python tools/measure_stored.py --retime descriptor    this GPU's own rows whose schedules have this word: their times alone, as after a change of their kernels
 
 At every size of a row, the schedules predicted to be the fastest race, each by the kernels that were built for sizes of this alignment;
 their results are checked first. The best becomes the GPU's row, without those that a call would be given anyway. Schedules that the
@@ -16,7 +17,9 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
+from math import exp, log
 from pathlib import Path
 
 sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in sys.path]
@@ -26,7 +29,7 @@ if __name__ == "__main__":
 
     needs("measure_stored", "torch", "triton")
 
-from common.cli_types import DTYPES, Parser, at_least, folder_to_read, some_of  # noqa: E402
+from common.cli_types import DTYPES, Parser, at_least, folder_to_read, pattern, some_of  # noqa: E402
 
 from dtkernels.codegen.target import TARGETS, target  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
@@ -65,12 +68,16 @@ def main(argv: list[str] | None = None) -> int:
         about = ask(gpus, ("about",))
         gpu = gpu_named(about)
         folder = args.tables / gpu.folder
+        by = {"gpu": gpu.name, "multiprocessors": gpu.multiprocessors, "driver": about["driver"], "torch": about["torch"], "triton": about["triton"],
+              "date": str(date.today()), "command": f"tools/measure_stored.py{args.retime and f' --retime {args.retime.pattern}'}"}  # fmt: skip
+        until = time.monotonic() + args.budget
+        if args.retime:
+            for path in sorted(p for p in folder.glob("*.yaml") if p.stem in (op_names(args.ops, "measure_stored") if args.ops != "all" else shipped_names())):
+                retime(path, gpus, args, by, until)
+            return 0
         sources = [p for p in sorted(args.tables.glob("*/gpu.yaml")) if p.parent != folder and same_arch(p.parent, arch_folder(gpu.arch))]
         if not sources:
             raise SystemExit(f"measure_stored: no table of another GPU of {arch_folder(gpu.arch)} under {args.tables}")
-        by = {"gpu": gpu.name, "multiprocessors": gpu.multiprocessors, "driver": about["driver"], "torch": about["torch"], "triton": about["triton"],
-              "date": str(date.today()), "command": "tools/measure_stored.py"}  # fmt: skip
-        until = time.monotonic() + args.budget
         for op in op_names(args.ops, "measure_stored") if args.ops != "all" else shipped_names():
             paths = [p for s in sources if (p := s.parent / f"{op}.yaml").exists()]
             if paths:
@@ -91,6 +98,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtypes", type=some_of(DTYPES), default=DTYPES, help=f"which of the rows' dtypes, comma-separated: {', '.join(DTYPES)}")
     parser.add_argument("--budget", type=seconds, default="24h", help="begin no further size after 90s, 30m, 2h; a kind of call that is not finished gets no rows")
     parser.add_argument("--again", action="store_true", help="measure kinds of calls too that the GPU's table has rows of")
+    parser.add_argument("--retime", type=pattern, default="", metavar="REGEX", help="time this GPU's own rows again whose schedules match")
     parser.add_argument("--gpu", choices=tuple(TARGETS), default="h100", help="the GPU that --dry-run pretends")
     parser.add_argument("--dry-run", action="store_true", help="predicted times instead of measurements; needs no GPU")
     return parser.parse_args(argv)
@@ -131,6 +139,27 @@ def measure(op: str, paths: list[Path], to: Path, gpus: WorkerPool, args: argpar
         write_table(to, rows + [r for r in earlier if kind_of(r) not in measured], BuiltKernels(), key_for(to))
     print(f"{op}: {sum(map(len, kinds.values()))} sizes, {len(rows)} rows in {to}", flush=True)
     return matrices
+
+
+def retime(path: Path, gpus: WorkerPool, args: argparse.Namespace, by: dict, until: float) -> None:
+    """Time the rows of a table again whose schedules match, each by its own kernels. A row that is wrong or not reached keeps its time."""
+    stores = KernelStores([KernelStore(s) for s in stores_of(path, read_gpu(path.parent).arch) if s.exists()])
+    rows, changed, ratios = list(read_rows(path.read_text(), str(path))), 0, list[float]()
+    for i, row in enumerate(rows):
+        if not row.binaries or row.batched or row.dtype not in args.dtypes or not args.retime.search(row.schedule) or time.monotonic() > until:
+            continue
+        work = TuningProblem(kind_of(row), tuple(row.sizes.items()))
+        variant = variants_of(work.group)[1]
+        entrants = tuple((s, a, (split_by_kernel(variant.algorithm, variant.outputs, s), None)) for s, a in artefacts(work, [row], stores, 1))
+        for taken in ask(gpus, ("race", work, variant.outputs, entrants, ROUNDS)) if entrants else ():
+            if taken.failure:
+                print(f"{row.title()}: {taken.failure}", flush=True)
+                continue
+            ratios += [taken.cold / row.microseconds] if row.microseconds else []
+            rows[i], changed = replace(row, microseconds=round(taken.cold, 2), measured=not args.dry_run, by=by), changed + 1
+    if changed:
+        write_table(path, rows, BuiltKernels(), key_for(path))
+    print(f"{path}: {changed} rows timed again, {exp(sum(map(log, ratios)) / max(1, len(ratios))):.3f} of their times", flush=True)
 
 
 def kind_of(row: Row) -> CallKind:

@@ -57,10 +57,26 @@ def build_tables(folders: list[Path], specs: dict[str, str], jobs: int, anew: bo
                 failures.append(f"{path}: {row.title()}: {result}")
                 done.append(with_binaries(row, ()))
             else:
-                whole += result
-                done.append(with_binaries(row, [e.name for e in result.entries]))
+                names = [e.name for e in result.entries]
+                kept = kept_kernels(row, names, stores_of(path, archs[path])) if not anew else None
+                whole += kept or result
+                done.append(row if kept else with_binaries(row, names))
         save(path, done, whole, archs[path])
     return failures
+
+
+def kept_kernels(row: Row, names: list[str], stores: tuple[Path, Path]) -> BuiltKernels | None:
+    """Return the kernels that a row names, if it names more than it needs: rows that were measured and left out had them built. None if one is not there."""
+    if not set(names) < set(row.binaries):
+        return None
+    known, found = KernelStores([KernelStore(p) for p in stores if p.exists()]), BuiltKernels()
+    try:
+        for name in row.binaries:
+            entry = known.entry(name)
+            found += BuiltKernels([entry], {entry.host: known.host(entry.host)}, {entry.code: known.code(entry.code)})
+    except StoreError:
+        return None
+    return found
 
 
 def stores_of(path: Path, arch: int | str) -> tuple[Path, Path]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attention_sweep import apart, arguments, by_default, one_sweep
-from gluon_programs import CAUSAL, PRODUCT, SCORE, WINDOW, attention
+from gluon_programs import CAUSAL, PRODUCTS, SCORE, WINDOW, attention, product
 
 from dtkernels.algebra.pipeline import prepare
 from dtkernels.codegen.emit.module import emit
@@ -86,12 +86,22 @@ def test_heads_that_two_tiles_hold(wide, rows, stored, mask):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("m, n, k", [(512, 512, 512), (1000, 1064, 520), (1, 8, 64), (4096, 4096, 72)])
-def test_product(m, n, k, dtype):
+def test_product(m, n, k, name, dtype):
     a, b = torch.randn(m, k, device="cuda", dtype=dtype), torch.randn(k, n, device="cuda", dtype=dtype)
     exact = torch.sigmoid(a.double() @ b.double())
     own = (torch.sigmoid(a @ b).double() - exact).abs().max()
-    assert (compiled(PRODUCT)(a, b).double() - exact).abs().max() <= own + 2.0**-9
+    assert (compiled(product(name))(a, b).double() - exact).abs().max() <= own + 2.0**-9
+
+
+@pytest.mark.parametrize("name", ["in turn", "parts of 160"])
+def test_a_product_with_numbers_of_columns(name):
+    """Each part has its own."""
+    a, b, shift = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((1000, 520), (520, 1064), (1064,)))
+    text = product(name, "tanh(0.05 * rdot(A[x, k], B[k, y], k) + b[y])").replace("A, B;", "A, B, b;")
+    exact = torch.tanh(0.05 * (a.double() @ b.double()) + shift.double())
+    assert (compiled(text)(a, b, shift).double() - exact).abs().max() <= 2.0**-7
 
 
 def test_the_same_bits_every_time():

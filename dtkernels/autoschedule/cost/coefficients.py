@@ -71,7 +71,6 @@ class Rates(NamedTuple):
     gather: float = 0.02  #: microseconds of one sum over a program's threads
     passed: float = 1.0  #: loads of rows that a loop copies to shared memory ahead
     refilled: float = 1.1  #: programs that stay and load through pointers, whose loads start anew with each block
-    described: float = 1.5  #: microseconds until a kernel has made its tensor descriptors
     merge: float = 3.0  #: microseconds of the kernel that merges a split
     merge_rate: float = 5e6  #: bytes of partial results
     merge_part: float = 0.05  #: of each part
@@ -94,7 +93,7 @@ PRODUCTS = Rates(
     few_warps=2.53, crowded=1.88, specialized=0.585, special=45800, plain=510000, l2_rate=103000, request_rate=243000000, narrow=3.09, ragged=1.14,
     warp_rate=6300, store_rate=24600, stored_strip=54.1, sync=0.0187, beside=2.36, spills=4.79, overlap=0.155, flying=35500, bandwidth=3990000, sharp=1.31, rounds=1.5, pipelined=3.58, inner=5.6,
     exposed=0.0102, tall=1.2, low=1.07, doubled=1.15, lone=1.22, paired=1.3, parted=1.55, quartered=1.03, strip=3.29, gather=0.129, refilled=1.28,
-    described=2.78, merge=1.66, merge_rate=3590000, merge_part=0.108,
+    merge=1.66, merge_rate=3590000, merge_part=0.108,
 )  # fmt: skip
 ROWS = Rates(
     launch=4.5, start=0.266, latency=0.497, step=0.0802, special=39700, plain=3810000, l2_rate=138000, request_rate=19800, narrow=1, ragged=1,
@@ -111,7 +110,7 @@ CHAINS = PRODUCTS._replace(
     launch=4.33, start=0.716, latency=0.301, alone=0.282, rate=5480000, wide_rate=117000, few_rows=3.85, few_columns=2.05, old_units=2.65,
     few_warps=1.71, crowded=1.34, specialized=0.779, special=74500, plain=632000, l2_rate=73400, narrow=3.83, ragged=1.12, warp_rate=5530,
     store_rate=18200, stored_strip=63.8, sync=0.0398, beside=0.76, spills=0.469, overlap=0.176, flying=44100, bandwidth=4640000, sharp=1.81,
-    rounds=1.52, pipelined=2.4, inner=7.93, exposed=0.0156, doubled=1.31, lone=1.32, paired=1.32, parted=1.45, strip=3.85, refilled=1.06, described=2.82, merge=2.58,
+    rounds=1.52, pipelined=2.4, inner=7.93, exposed=0.0156, doubled=1.31, lone=1.32, paired=1.32, parted=1.45, strip=3.85, refilled=1.06, merge=2.58,
     merge_rate=7000000, merge_part=0.158, serial=1.01,
 )  # fmt: skip
 #: 16-bit products of a multiprocessor relative to the fitted ones, by compute capability: datasheets' figures, unmeasured

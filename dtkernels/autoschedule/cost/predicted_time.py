@@ -29,6 +29,8 @@ COMPUTED = 1.5
 SUMMED = 1.53
 #: the time of a product through boxes with single elements between their tiles, relative to that through boxes of two dimensions: 233 us for 175 and 248 for 190 on an H100
 PARTED_BOX = 1.33
+PARTED_ALONE = 1.1  #: products of tiles in parts by specialized warps, which issue both parts before they wait: 78 times of 14 sizes on an H200
+IN_TURNS = 0.93  #: the time of two consumers in turn, relative to what other kernels of their tiles would take besides: 98 times of 9 sizes on an H200
 TRIED = 0.74  #: the time of float32 products on an H100 with Triton 3.6, relative to the fitted rate
 DEEP = 32  #: terms in a step of three TF32 products from which on they take no longer
 #: what more than 128 rows, and more than 64 columns, of a tile of such add to their time: tiles of 128 x 64 took 0.84 to 0.96, and 0.89 to 0.99, of it at six sizes on an H100
@@ -101,8 +103,6 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     took = c.launch + _overlapped(_overlapped(_overlapped(computing, moving, c.sharp), beginning, c.inner), shared, c.inner) * slower
     if work.merged:
         took += work.merges * c.merge + 2 * work.merged / c.merge_rate + (c.merge_part + c.merge_single * work.one_by_one) * work.parts
-    if work.fetched:
-        took += c.described
     if work.sums:  # a kernel that clears and one that converts
         took += 2 * c.merge * work.sums + work.cleared / bandwidth
     if work.copied:
@@ -145,7 +145,7 @@ def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
     if config.specialized and work.products == 2:
         return _overlapped(multiplying, computing * c.overlapped, c.concurrent) * slower + c.next_block
     if config.ping_pong:  # one warpgroup computes while the other multiplies
-        return _overlapped(multiplying, computing * c.beside, c.inner) * slower
+        return IN_TURNS * _overlapped(multiplying, computing * c.beside, c.inner) * slower
     restart = c.restart if config.specialized and work.products > 3 and work.longest > 1 else 0.0
     return (multiplying + computing * c.beside) * slower + restart
 
@@ -178,7 +178,7 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
         shape *= c.doubled
     if config.persistent and work.paired:
         shape *= c.paired
-    shape *= (c.lone if config.persistent and groups <= 1 else 1.0) * (c.parted if work.parted else 1.0)
+    shape *= (c.lone if config.persistent and groups <= 1 else 1.0) * (1.0 if not work.parted else PARTED_ALONE if config.specialized and not config.ping_pong else c.parted)
     if work.products == 1:
         few = c.half if 2 * work.rows >= GROUP_ROWS else c.low
         shape *= c.tall if work.rows > work.columns else few if work.rows < GROUP_ROWS <= work.columns else 1.0

@@ -398,7 +398,7 @@ class Wrapper:
         small = f" and index_type({', '.join(rest)}) == tl.int32" if rest else ""
         more = f" and {text.condition}" if text.condition else ""
         dense = "".join(f"{asked} and " for asked in text.dense)
-        lines += [f"{pad}if {dense}described({boxes}){more}{small}:", f"{pad}    triton.set_allocator(descriptor_memory)"]
+        lines.append(f"{pad}if {dense}described({boxes}){more}{small}:")
         ways = self._waves(kernel, text, pad + "    ") if kernel.tail else self._call(kernel, text, pad + "    ")
         return lines + ways + [f"{pad}else:"] + self._call(kernel, self.texts[kernel.name], pad + "    ")
 
@@ -449,7 +449,7 @@ class Wrapper:
         row = pad + "   "
         for a in args:
             if len(row) + len(a) > 118:
-                lines.append(row)
+                lines += [row] if row.strip() else []
                 row = pad + "   "
             row += f" {a},"
         return [*lines, row, f"{pad})"]

@@ -58,7 +58,8 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     helpers = sorted({h for t in everything if not t.warps for h in t.helpers})
     minimum = FLOAT8_DEPTH if any("max_num_imprecise_acc" in t.source for t in everything) else 16 if any("tl.dot" in t.source for t in everything) else 1
     gluon = [t for t in everything if t.warps]
-    parts = ["import torch\nimport triton\nimport triton.language as tl\n" + (IMPORTS if gluon else "")]
+    descriptor = "from triton.tools.tensor_descriptor import TensorDescriptor\n" if "tensor_map(" in used else ""
+    parts = ["import torch\nimport triton\nimport triton.language as tl\n" + descriptor + (IMPORTS if gluon else "")]
     parts += [text for call, text in (("tma_add(", TMA_ADD), ("copy_to_shared(", COPY)) if any(call in t.source for t in gluon)]
     parts += [HELPERS[h] for h in helpers]
     parts += [helper(h) for h in sorted({h for t in gluon for h in t.helpers})]

@@ -15,6 +15,7 @@ import torch
 
 from ...codegen.target import Target
 from ..bounded_cache import BoundedCache
+from ..launch.tensor_map import map_type
 from .specialization import Build, shared_build
 from .triton_compile import POINTERS, JitFunction, KernelLaunch, build, compile_here, compile_kernel, kernels_of, plain_types
 
@@ -76,6 +77,8 @@ def _kind(value: object) -> object:
     """Return what the build of a kernel depends on."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.data_ptr() % _WIDEST
+    if kind := map_type(value):
+        return kind
     return float if isinstance(value, float) else (type(value), value)
 
 
@@ -102,4 +105,4 @@ def compile_known(launch: KernelLaunch, target: Target):
 
 
 def _is_plain(value: object) -> bool:
-    return value.dtype in POINTERS if isinstance(value, torch.Tensor) else type(value) in (int, float)
+    return value.dtype in POINTERS if isinstance(value, torch.Tensor) else type(value) in (int, float) or map_type(value) is not None

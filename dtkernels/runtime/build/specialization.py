@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..launch.tensor_map import map_type
 from ..tables.kernel_store import StoredKernel
 from .triton_compile import POINTERS, KernelLaunch, compile_kernel, plain_constant, plain_types
 
@@ -45,9 +46,11 @@ def fits(entry: StoredKernel, names: tuple[str, ...], args: tuple, constants: di
     """Tell whether the kernel of ``entry`` is correct for a launch with these arguments."""
     if entry.names != names:
         return False
-    pointers, integers, floats, baked = entry.checked_parameters
+    pointers, integers, floats, baked, maps = entry.checked_parameters
     given = len(args)
-    if not all(i < given for i in (*(p[0] for p in pointers[-1:]), *(n[0] for n in integers[-1:]), *floats[-1:])):
+    if not all(i < given for i in (*(p[0] for p in pointers[-1:]), *(n[0] for n in integers[-1:]), *floats[-1:], *(m[0] for m in maps[-1:]))):
+        return False
+    if not all(map_type(args[i]) == kind for i, kind in maps):
         return False
     for i, name, value in baked:
         if not (args[i] == value if i < given else name in constants and _constant_fits(name, value, constants[name], entry)):
@@ -84,8 +87,8 @@ def loses_alignment(entry: StoredKernel, names: tuple[str, ...], args: tuple) ->
 
 @lru_cache(maxsize=1024)
 def _strides_of_most(names: tuple[str, ...]) -> tuple[tuple[int, str, int | None], ...]:
-    """Return (place of a stride, its tensor, place of its pointer) for the tensors of the highest rank."""
-    strided = [(i, name.split("_stride_")[0]) for i, name in enumerate(names) if "_stride_" in name]
+    """Return (place of a stride, its tensor, place of its pointer) for the tensors of the highest rank; the parts of a split sum are no dimension."""
+    strided = [(i, name.split("_stride_")[0]) for i, name in enumerate(names) if "_stride_" in name and not name.endswith(PARTS)]
     ranks = Counter(tensor for _, tensor in strided)
     places = {name: i for i, name in enumerate(names)}
     return tuple((i, tensor, places.get(f"{tensor}_ptr")) for i, tensor in strided if ranks[tensor] == max(ranks.values()))
@@ -171,13 +174,14 @@ def _candidate_builds(names: tuple[str, ...], args: tuple, constants: dict[str, 
         found = {n: math.gcd(ints[n], 16) for n in ints if n.split("_stride_")[0] in steady and n in strides or n.removeprefix("size_") in close}
         return close, {n: step for n, step in found.items() if step > 1}
 
-    same, (close, kept) = multiples_of(False)[1], multiples_of(True)  # the operands of a split product have all rows aligned in the first build alone
+    operands, (close, results) = multiples_of(False)[1], multiples_of(True)  # the operands of a split sum have a dimension less than its parts
+    kept = operands | results
     loads = _load_widths(given)
     steps = {n: loads.get(n.split("_stride_")[0], max(loads.values(), default=_WIDEST)) for n in kept}
     stepped = {n: step for n, step in steps.items() if kept[n] >= step}
     evens = {n for n in constants if n.startswith("EVEN_")}
     steady_evens = {f"EVEN_{label}" for label in close}
-    ways: list[tuple[dict[str, int], set[str], set[str] | None]] = [(pointers | same | kept | regular, ones, evens), (pointers | kept, ones, steady_evens)]
+    ways: list[tuple[dict[str, int], set[str], set[str] | None]] = [(pointers | kept | regular, ones, evens), (pointers | kept, ones, steady_evens)]
     ways += [] if product else [(pointers | stepped, ones, set())]
     ways += [(pointers, ones, set()), ({}, set(), None)]
     for multiples, baked, even in ways:

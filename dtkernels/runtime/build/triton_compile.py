@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 
 from ...codegen.target import Target
-from ..tables.kernel_store import StoredKernel, digest
+from ..launch.tensor_map import map_type, plain_map_type
+from ..tables.kernel_store import TENSOR_MAP, StoredKernel, digest
 from ..torch_support.dtypes import TRITON_NAMES
 
 POINTERS = {dtype: f"*{name}" for dtype, name in TRITON_NAMES.items()}
@@ -101,6 +102,8 @@ def plain_types(launch: KernelLaunch) -> dict[str, str]:
     for name, value in zip(launch.kernel.arg_names, launch.args):
         if isinstance(value, torch.Tensor):
             types[name] = POINTERS[value.dtype]
+        elif kind := map_type(value):
+            types[name] = kind
         elif isinstance(value, int):
             types[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
         else:
@@ -150,8 +153,20 @@ def _source(kernel: JitFunction, types: dict[str, str], constants: dict[str, obj
     """Build the source object that Triton compiles."""
     names = kernel.arg_names
     attributes = {(names.index(n),): [["tt.divisibility", step]] for n, step in multiples.items()}
-    signature = {n: types[n] for n in names}
+    signature = {n: _with_layout(types[n]) if kernel.is_gluon() else types[n] for n in names}
     return _source_class(kernel)(fn=kernel, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()}, attrs=attributes)
+
+
+def _with_layout(kind: str) -> str:
+    """Return the type of a parameter of a Gluon kernel: maps have the layout of their boxes in it."""
+    if not kind.startswith(TENSOR_MAP):
+        return kind
+    from triton.experimental.gluon.language import NVMMASharedLayout
+    from triton.language import str_to_ty
+
+    name, box = re.fullmatch(r"tensordesc<(\w+)\[(.*)\]>", kind).groups()  # type: ignore[union-attr]
+    layout = NVMMASharedLayout.get_default_for([int(n) for n in box.split(",")], str_to_ty(name, None))
+    return f"{kind[:-1]},{layout!r}>"
 
 
 def _source_class(kernel: JitFunction):
@@ -178,10 +193,13 @@ def stored_kernel_of(compiled, host: str, arch: int | str) -> StoredKernel:
     divisible, steps = split_multiples({names[place[0]]: step for place, what in source.attrs.items() if len(place) == 1 for kind, step in what if kind == "tt.divisibility"})
     if getattr(meta, "launch_cooperative_grid", False):
         raise KeyError("a cooperative launch")
-    types = {n: str(t) for n, t in source.signature.items()}
+    types = {n: plain_map_type(str(t)) for n, t in source.signature.items()}
+    described = [n for n, t in types.items() if t.startswith(TENSOR_MAP)]
+    maps = dict(zip(described, meta.tensordesc_meta, strict=True)) if described else {}
     scratch = (int(getattr(meta, "global_scratch_size", 0) or 0), int(getattr(meta, "global_scratch_align", 1) or 1))
     code = digest(compiled.asm["cubin"])
-    return StoredKernel(meta.name, host, code, arch, types, constants, divisible, 32 * meta.num_warps, meta.shared, scratch, getattr(meta, "num_ctas", 1), triton.__version__, _ir(compiled.asm), steps)
+    threads, blocks = 32 * meta.num_warps, getattr(meta, "num_ctas", 1)
+    return StoredKernel(meta.name, host, code, arch, types, constants, divisible, threads, meta.shared, scratch, blocks, triton.__version__, _ir(compiled.asm), steps, maps)
 
 
 def split_multiples(multiples: dict[str, int]) -> tuple[tuple[str, ...], dict[str, int]]:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..tables.kernel_store import StoredKernel
+from ..tables.kernel_store import Encoding, StoredKernel
 from ..torch_support.determinism import fixed_order
 from .cuda_driver import NO_CONTEXT, driver, launch_config
+from .tensor_map import WORDS, TensorMap, encoded
 from .wrapper_recorder import Record
 
 _RAW = frozenset(("i32", "i64", "fp32"))
@@ -77,7 +78,7 @@ class BoundLaunch:
     ):
         self.device, self.index = device, device.index
         self.unordered = record.unordered  #: programs add sums up in any order, which torch may come to forbid
-        used = {id(t) for t in record.results} | {id(a) for launch in record.launches for a in launch.args}
+        used = {id(t) for t in record.results} | {id(a.base if isinstance(a, TensorMap) else a) for launch in record.launches for a in launch.args}
         used |= {id(tensor) for tensor, _, _ in record.views.values()}
         record.allocated = [t for t in record.allocated if id(t) in used]
         self.allocations = [(tuple(t.shape), t.dtype) for t in record.allocated]
@@ -89,11 +90,14 @@ class BoundLaunch:
         self.results = tuple(self._made[id(r)] if id(r) in self._made else ~self._given[id(r)] for r in record.results)
         self._scalars, self._record_views = scalars, record.views
         self._slots: dict[tuple, int] = {}  #: content of a slot -> its place
+        self._maps: list[tuple[int, tuple, tuple, Encoding]] = []  #: (first slot, shape, strides, encoding) of tensor maps
         self._plans = [self._plan(launch, *kernel) for launch, kernel in zip(record.launches, kernels)]
-        self.pointers = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "given"]
-        self.made = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "made"]
+        # a map begins with the pointer to its tensor
+        pointers = [(key, slot) for key, slot in self._slots.items()] + [(key[1], slot) for key, slot in self._slots.items() if key[0] == "map"]
+        self.pointers = [(key[1], slot) for key, slot in pointers if key[0] == "given"]
+        self.made = [(key[1], slot) for key, slot in pointers if key[0] == "made"]
         #: (slot, slot of the tensor that it is a view of, offset in bytes)
-        self.views = [(slot, key[1], key[2]) for key, slot in self._slots.items() if key[0] == "view"]
+        self.views = [(slot, key[1], key[2]) for key, slot in pointers if key[0] == "view"]
         #: bits that were 0 in all pointers at binding time: kernels may assume 16-byte alignment
         self.grain = 0 if any(values[i].data_ptr() & 15 for i, _ in self.pointers) else 15
         self._strides = [row_major(shape) for shape, _ in self.allocations]
@@ -111,7 +115,9 @@ class BoundLaunch:
         args, slots, places = launch.args, self._slots, []
         for i, name, kind in entry.given:
             value = args[i]
-            if type(value) is int and kind in _RAW and name not in self._scalars:  # the common case: strides and sizes
+            if isinstance(value, TensorMap):
+                places += self._map_places(name, kind, value, entry.encodings[name])
+            elif type(value) is int and kind in _RAW and name not in self._scalars:  # the common case: strides and sizes
                 places.append(slots.setdefault(("raw", kind, value), len(slots)))
             else:
                 places.append(self._slot(name, kind, value))
@@ -123,16 +129,30 @@ class BoundLaunch:
             places += [self._place(("raw", "i64", 0))] * 2
         return places, launch.grid, entry, function
 
+    def _map_places(self, name: str, kind: str, value: TensorMap, how: Encoding) -> list[int]:
+        """Return the places of a tensor map, and of its extents and strides, which Triton passes behind it."""
+        tensor, first = self._pointer(name, kind, value.base), len(self._slots)
+        key = ("map", tensor, value.shape, value.strides, how)
+        if key not in self._slots:
+            self._slots |= {key: first} | {("word", first, j): first + j for j in range(1, WORDS)}
+            self._maps.append((first, value.shape, value.strides, how))
+        numbers = [("raw", "i32", n) for n in value.shape] + [("raw", "i64", n) for n in value.strides]
+        return [self._slots[key], *map(self._place, numbers)]
+
+    def _pointer(self, name: str, kind: str, value: torch.Tensor) -> tuple:
+        """Return the key of a slot that holds where a tensor begins."""
+        if id(value) in self._given:
+            return "given", self._given[id(value)]
+        if id(value) in self._made:
+            return "made", self._made[id(value)]
+        if id(value) in self._record_views:
+            tensor, offset, _ = self._record_views[id(value)]
+            return "view", self._slot(name, kind, tensor), offset
+        raise NotBound(f"{name} is a tensor that the wrapper converts")
+
     def _slot(self, name: str, kind: str, value: object) -> int:
         if isinstance(value, torch.Tensor):
-            if id(value) in self._given:
-                return self._place(("given", self._given[id(value)]))
-            if id(value) in self._made:
-                return self._place(("made", self._made[id(value)]))
-            if id(value) in self._record_views:
-                tensor, offset, _ = self._record_views[id(value)]
-                return self._place(("view", self._slot(name, kind, tensor), offset))
-            raise NotBound(f"{name} is a tensor that the wrapper converts")
+            return self._place(self._pointer(name, kind, value))
         if name in self._scalars:
             if kind != "fp32":
                 raise NotBound(f"{name} is a number that the wrapper makes whole")
@@ -146,6 +166,8 @@ class BoundLaunch:
 
     def _frame(self) -> _Frame:
         slots = (ctypes.c_uint64 * max(1, len(self._slots)))(*self._raw())
+        for first, shape, strides, how in self._maps:
+            slots[first : first + WORDS] = list(encoded(shape, strides, how))
         base = ctypes.addressof(slots)
         floats = [(key[1], ctypes.c_float.from_address(base + 8 * slot)) for key, slot in self._slots.items() if key[0] == "float"]
         launches = []
@@ -187,13 +209,14 @@ class BoundLaunch:
             other._slots = {("float", order[key[1]]) if key[0] == "float" else key: slot for key, slot in self._slots.items()}
         return other
 
-    def numbered(self, raw: Sequence[int], grids: Sequence[tuple], shapes: Sequence[tuple], strides: Sequence[tuple]) -> BoundLaunch:
-        """Return the same kernels with other slot contents, grids and shapes of allocations."""
+    def numbered(self, raw: Sequence[int], grids: Sequence[tuple], shapes: Sequence[tuple], strides: Sequence[tuple], maps: Sequence[tuple]) -> BoundLaunch:
+        """Return the same kernels with other slot contents, grids, shapes of allocations, and (shape, strides) of tensor maps."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._numbers, other._strides, other._free, other._taken = raw, list(strides), [], []
         other.allocations = [(shape, dtype) for shape, (_, dtype) in zip(shapes, self.allocations)]
         other._plans = [(places, grid, *kernel) for grid, (places, _, *kernel) in zip(grids, self._plans)]
+        other._maps = [(first, *own, how) for own, (first, _, _, how) in zip(maps, self._maps)]
         return other
 
     def _allocate(self) -> list[torch.Tensor]:
@@ -206,9 +229,9 @@ class BoundLaunch:
         Most calls are of this kind. The code is written out, since each saved step is a twentieth of the call. It returns None and launches
         nothing where all tensors were aligned to 16 bytes at binding time and one is not now.
         """
-        if self.unordered or self.results[0] < 0 or len(self._plans) != 1 or len(self.allocations) != 1 or len(self.made) != 1 or self.views:
+        if self.unordered or self.results[0] < 0 or len(self._plans) != 1 or len(self.allocations) != 1 or not self.made or self.views:
             return None
-        (shape, dtype), ((_, slot),), pointers, grain = self.allocations[0], self.made, self.pointers, self.grain
+        (shape, dtype), ((_, slot), *others), pointers, grain = self.allocations[0], self.made, self.pointers, self.grain
         strides, several, index = row_major(shape), self._several, self.index
         empty, launch, stream_of, free = self._empty, self._launch, raw_stream, self._taken
 
@@ -230,6 +253,8 @@ class BoundLaunch:
                 return self(values)[0]
             made = empty(shape, strides, dtype)
             slots[slot] = made.data_ptr()
+            for _, place in others:
+                slots[place] = slots[slot]
             if floats:
                 for i, number in floats:
                     number.value = values[i]
@@ -249,12 +274,12 @@ class BoundLaunch:
         """
         outs = [(*self.allocations[j], self._strides[j], [slot for i, slot in self.made if i == j]) for j in self.results if j >= 0]
         given = [(k, ~j) for k, j in enumerate(self.results) if j < 0]  #: results that are arguments
-        inner, size = [], 0
-        for j, slot in self.made:
-            if j not in self.results:
-                shape, dtype = self.allocations[j]
-                inner.append((slot, size))
-                size += -(-math.prod(shape) * dtype.itemsize // 256) * 256  # the alignment of the caching allocator
+        offsets, size = dict[int, int](), 0
+        for j in dict.fromkeys(j for j, _ in self.made if j not in self.results):
+            shape, dtype = self.allocations[j]
+            offsets[j] = size
+            size += -(-math.prod(shape) * dtype.itemsize // 256) * 256  # the alignment of the caching allocator
+        inner = [(slot, offsets[j]) for j, slot in self.made if j in offsets]
         pointers, grain, several, index, single = self.pointers, self.grain, self._several, self.index, len(self.results) == 1
         empty, launch, stream_of, free, views, unordered = self._empty, self._launch, raw_stream, self._free, self.views, self.unordered
 

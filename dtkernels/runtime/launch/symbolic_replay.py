@@ -205,7 +205,8 @@ class LaunchTemplate:
 
     def __init__(self, tape: Tape, bound: BoundLaunch):
         self.bound, grids = bound, tuple([grid for _, grid, _, _ in bound._plans])
-        self._numbers = tape.function((bound._raw(), grids, [shape for shape, _ in bound.allocations], bound._strides))
+        maps = [(shape, strides) for _, shape, strides, _ in bound._maps]
+        self._numbers = tape.function((bound._raw(), grids, [shape for shape, _ in bound.allocations], bound._strides, maps))
 
     def at(self, values: tuple) -> BoundLaunch | None:
         """Return the bound kernels for these values; None where a guard fails."""

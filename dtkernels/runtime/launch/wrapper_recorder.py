@@ -10,7 +10,7 @@ import ast
 import builtins
 import types
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, cast
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from ...codegen.emit.host_helpers import READY, SUPPORT
 from ...codegen.powers_of_two import next_power_of_two
 from ..torch_support.tf32 import dot_precision, heeding_ieee
+from .tensor_map import MAKERS, TensorMap
 
 ENTRY = "call"  #: name of the wrapper that returns all outputs
 
@@ -88,7 +89,8 @@ class _Kernel:
         def note(*args, **kwargs):
             own = frozenset(self.names)
             constants = {k: v for k, v in kwargs.items() if k in own}
-            compiled = getattr(self.module, self.name)[grid](*args, **kwargs) if self.module else None
+            passed = (a.made_by(self.module) if isinstance(a, TensorMap) else a for a in args)
+            compiled = getattr(self.module, self.name)[grid](*passed, **kwargs) if self.module else None
             options = {k: v for k, v in kwargs.items() if k not in own}
             self.notes.launches.append(RecordedLaunch(self.name, self.names, tuple(grid), args, constants, options, compiled))
 
@@ -145,7 +147,7 @@ def _load(host: str, notes: Record, module: types.ModuleType | None, allocating)
     language = module.tl if module else _Language()  # type: ignore[attr-defined]
     triton = _Triton(language, module, lambda f: _Kernel(f, notes, module))
     gluon = _Gluon(module, triton.jit)
-    known = {"torch": allocating, "triton": triton, "triton.language": triton, **dict.fromkeys(_GLUON, gluon)}
+    known = {"torch": allocating, "triton": triton, "triton.language": triton, **dict.fromkeys(_GLUON, gluon), **dict.fromkeys(_DESCRIPTORS, _Descriptors)}
 
     def find(name, _globals=None, _locals=None, fromlist=(), level=0):
         if name not in known or level:
@@ -164,6 +166,7 @@ def _load(host: str, notes: Record, module: types.ModuleType | None, allocating)
         space["in_any_order"] = _unordered(notes, space["in_any_order"])
     if "float8_pointer" in space:
         space["float8_pointer"] = _noted_bits(notes, space["float8_pointer"])
+    space |= {maker: partial(TensorMap, maker) for maker in MAKERS if maker in space}
     if "piece" in space:
         space["piece"] = _noted(notes, space["piece"])
     return space[ENTRY]
@@ -206,6 +209,15 @@ _GLUON = (
     "triton.experimental", "triton.experimental.gluon", "triton.experimental.gluon.language", "triton.experimental.gluon.language.nvidia",
     "triton.experimental.gluon.language.nvidia.hopper", "triton.experimental.gluon.language.nvidia.ampere",
 )  # fmt: skip
+
+
+_DESCRIPTORS = ("triton.tools.tensor_descriptor", "triton.experimental.gluon.nvidia.hopper")
+
+
+class _Descriptors:
+    """Stand in for the modules of Triton's descriptors, which no record makes."""
+
+    TensorDescriptor = None
 
 
 class _Gluon:

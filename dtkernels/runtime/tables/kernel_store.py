@@ -42,11 +42,29 @@ _SEAL, _UNSEALED = re.compile(rb'"seal":"([0-9a-f]{64})"'), "0" * 64
 _LAST = re.compile(rb",(\d+)\]\}\} *\Z")  #: the end of the last tensor's entry, which ends the header
 _LONGEST_END = 40
 _TUPLES = {"wanted", "kept", "batched", "binaries"}  #: fields of a row that JSON holds as lists
+TENSOR_MAP = "tensordesc<"  #: what the type of a parameter that is a tensor map begins with
 _ROOM = {"rows/": 3000, "host/": 8000, "entry/": 6000}  #: bytes of each sort in the dictionary
 
 
 class StoreError(ValueError):
     """A binary store is refused. The message is one line that names the file and the fault."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a kernel reads a tensor map: the swizzle of shared memory, the type of elements and their bytes, and the box of one copy."""
+
+    swizzle: int
+    kind: int
+    itemsize: int
+    box: tuple[int, ...]
+
+    @staticmethod
+    def of(metadata: dict) -> Encoding:
+        """Read what Triton says of a compiled kernel's map. Raises KeyError where this version differs, or for a form that is not used here."""
+        if metadata["fp4_padded"] or metadata.get("is_im2col"):
+            raise KeyError("a map of another form")
+        return Encoding(metadata["swizzle"], metadata["elem_type"], metadata["elem_size"], tuple(metadata["block_size"]))
 
 
 @dataclass(frozen=True)
@@ -71,11 +89,12 @@ class StoredKernel:
     built: str = ""  #: version of Triton that compiled it
     ir: str = ""  #: digest of its Triton IR
     steps: dict[str, int] = field(default_factory=dict)
+    maps: dict[str, dict] = field(default_factory=dict)  #: of each parameter that is a tensor map, how the kernel reads it, as Triton says it
 
     def text(self) -> str:
         """Return the entry as JSON; equal entries give equal text."""
         plain = asdict(self) | {"constants": dict(sorted(self.constants.items()))}
-        return json.dumps({k: v for k, v in plain.items() if k != "steps" or v}, separators=(",", ":"))
+        return json.dumps({k: v for k, v in plain.items() if k not in ("steps", "maps") or v}, separators=(",", ":"))
 
     @cached_property
     def multiples(self) -> dict[str, int]:
@@ -83,13 +102,13 @@ class StoredKernel:
         return dict.fromkeys(self.divisible, 16) | self.steps
 
     @cached_property
-    def checked_parameters(self) -> tuple[list, list, list, list]:
+    def checked_parameters(self) -> tuple[list, list, list, list, list]:
         """Group the parameters by the check that a launch needs.
 
-        Returns (place, type, divisor) of pointers, (place, whether 64-bit, divisor) of integers, places of floats, and
-        (place, name, value) of constexprs.
+        Returns (place, type, divisor) of pointers, (place, whether 64-bit, divisor) of integers, places of floats,
+        (place, name, value) of constexprs, and (place, type) of tensor maps.
         """
-        found: tuple[list, list, list, list] = ([], [], [], [])
+        found: tuple[list, list, list, list, list] = ([], [], [], [], [])
         for i, (name, kind) in enumerate(self.types.items()):
             step = self.multiples.get(name, 1)
             if kind == "constexpr":
@@ -98,9 +117,16 @@ class StoredKernel:
                 found[2].append(i)
             elif kind in ("i32", "i64"):
                 found[1].append((i, kind == "i64", step))
+            elif kind.startswith(TENSOR_MAP):
+                found[4].append((i, kind))
             else:
                 found[0].append((i, kind.replace("u1", "i1"), step))
         return found
+
+    @cached_property
+    def encodings(self) -> dict[str, Encoding]:
+        """Return how each tensor map is encoded."""
+        return {name: Encoding.of(metadata) for name, metadata in self.maps.items()}
 
     @cached_property
     def given(self) -> tuple[tuple[int, str, str], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 import statistics
 import subprocess
 from collections import OrderedDict
@@ -16,6 +17,7 @@ import torch
 from ...runtime.build.specialization import fits, narrowest
 from ...runtime.build.triton_compile import plain_constant
 from ...runtime.launch.cuda_driver import DriverError, driver, launch_config
+from ...runtime.launch.tensor_map import WORDS, TensorMap, words_of_map
 from ...runtime.launch.wrapper_recorder import RecordedLaunch, record
 from ...runtime.tables.kernel_store import StoredKernel
 from ..records import inputs_and_reference
@@ -29,6 +31,7 @@ SHORT = 60.0  #: microseconds below which a kernel is also timed by graph replay
 SLOW = 2.0  #: a candidate this many times slower than the best is timed a few times only
 AHEAD = 350_000  #: cycles, 200 microseconds, in which the host launches what is timed
 AGAIN = 3  #: runs after a slow first one: a kernel of a few microseconds often takes tens at first
+_BUFFER = re.compile(r"(_ptr|_desc(_\d+)?)$")  #: what follows a buffer's name in that of a parameter
 _RAW = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 
 
@@ -71,6 +74,10 @@ class Kernels:
                 if isinstance(value, torch.Tensor):
                     self.kept.append(value)
                     slots.append(ctypes.c_uint64(value.data_ptr()))
+                elif isinstance(value, TensorMap):
+                    self.kept.append(value)
+                    slots.append((ctypes.c_uint64 * WORDS)(*words_of_map(value, entry.encodings[name])))
+                    slots += [*map(ctypes.c_int32, value.shape), *map(ctypes.c_int64, value.strides)]
                 else:
                     slots.append(_RAW[kind](value))
         size = entry.scratch[0] * math.prod(launch.grid) * entry.blocks
@@ -239,8 +246,9 @@ class GpuWorker:
         notes = record(artefact.host, known.values)
         mine = [launch for launch in notes.launches if launch.kernel in artefact.kernels]
         kernels = Kernels(mine, artefact.entries, artefact.codes, self.device)
-        made = {id(t): name for launch in notes.launches for name, t in zip(launch.names, launch.args) if isinstance(t, torch.Tensor)}
-        buffers = {made[id(t)].removesuffix("_ptr"): t for t in notes.allocated if id(t) in made}
+        named = [(name, t.base if isinstance(t, TensorMap) else t) for launch in notes.launches for name, t in zip(launch.names, launch.args)]
+        made = {id(t): _BUFFER.sub("", name) for name, t in named if isinstance(t, torch.Tensor)}
+        buffers = {made[id(t)]: t for t in notes.allocated if id(t) in made}
         for name, tensor in buffers.items():
             if name in artefact.writes:
                 tensor.fill_(float("nan"))

@@ -63,7 +63,17 @@ def test_numbers_that_a_long_loop_reads_are_given_aligned_rows(rows, width, item
     assert set(kernels["f"].aligned_reads) == {f"{t}_rows" for t in staged}
 
 
-@pytest.mark.parametrize("x, blocks, tail", [(4097, 561, True), (4095, 544, True), (4225, 578, True), (4353, 595, False), (3841, 527, False)])
+@pytest.mark.parametrize("sizes, columns, turns", [((1160, 2048, 4096), 160, False), ((1536, 1536, 1536), 144, False), ((3200, 832, 7040), 192, False), ((8832, 1152, 512), 128, True)])
+def test_warpgroups_take_parts_that_fill_a_wave_and_turns_after_short_sums(sizes, columns, turns):
+    """The fastest of some forty forms at these sizes on an H200."""
+    x, y, k = sizes
+    schedule = forward(x, y, k).schedule
+    assert schedule.sizes("f", "block") == {"x": 128, "y": columns} and schedule.names("f", "specialize_warps") == ("k",)
+    assert bool(schedule.of("f", "ping_pong")) == turns
+    assert turns or 0.9 < -(-x // 128) * -(-y // columns) / 132 <= 1.0
+
+
+@pytest.mark.parametrize("x, blocks, tail", [(4097, 561, True), (4225, 578, True), (4353, 595, False), (3841, 527, False)])
 def test_a_last_wave_that_is_up_to_half_full_is_cut_finer(x, blocks, tail):
     program = forward(x, 4097, 4097)
     (kernel,) = (k for k in lower(program) if k.name == "f")

@@ -157,6 +157,8 @@ class Value(np.ndarray):
 
 
 class Descriptor:
+    dtype = float
+
     def __init__(self, tensor, size):
         self.tensor, self.block_type = tensor, type("Type", (), {"nbytes": size})
 
@@ -169,10 +171,6 @@ class Descriptor:
     def put(self, at, data):
         part = self.tensor[at[0] : at[0] + data.shape[0], at[1] : at[1] + data.shape[1]]
         part[:] = data[: part.shape[0], : part.shape[1]]
-
-
-class Pointer:
-    dtype = type("Type", (), {"element_ty": None})
 
 
 @pytest.mark.parametrize("m, n, k, programs, stages", [(7, 9, 5, 1, 3), (16, 16, 2, 2, 4), (24, 20, 12, 2, 2), (4, 8, 40, 3, 5), (30, 30, 6, 4, 4)])
@@ -193,7 +191,7 @@ def test_blocks_in_turn_are_right_whoever_waits_for_whom(m, n, k, programs, stag
         for bar in (*full, *free, *turn):
             bar.init(1)
         given = dict(
-            A_desc=Descriptor(a, 1), B_desc=Descriptor(b, 1), f_desc=Descriptor(out, 1), A_full=full, A_free=free, turn=turn, f_ptr=Pointer, size_m=m, size_n=n,
+            A_desc=Descriptor(a, 1), B_desc=Descriptor(b, 1), f_desc=Descriptor(out, 1), A_full=full, A_free=free, turn=turn, size_m=m, size_n=n,
             size_k=k, A_tiles=Shared(Tile(np.full((rows, step), np.nan)) for _ in range(stages)), INDEX=None, STAGES=stages, TILE_k=step, BLOCK_m=rows,
             B_tiles=Shared(Tile(np.full((step, columns), np.nan)) for _ in range(stages)), BLOCK_n=columns, GROUP_m=4, ROWS_m=rows,
             f_tiles=Shared(Tile(np.full((rows, columns), np.nan)) for _ in range(2)),

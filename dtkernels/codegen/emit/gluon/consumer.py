@@ -57,8 +57,9 @@ if TYPE_CHECKING:
 
 
 def put_name(s: DescriptorStore) -> str:
-    """Return the name of the tile in shared memory that a result passes through: of two tiles of a whole extent, one each."""
-    return s.buffer + ("_rest" if any(a and a.half == 2 for a in s.box) else "")
+    """Return the name of the tile in shared memory that a result passes through: of two tiles of a whole extent, and of parts of a tile, one each."""
+    part = next((f"_{a.name}" for a in s.box if a and a.offset), "")
+    return s.buffer + ("_rest" if any(a and a.half == 2 for a in s.box) else part)
 
 
 class Consumer:
@@ -180,7 +181,7 @@ class Consumer:
         desc = k.descriptor(s)
         flat = ", ".join(n for n, a in zip(k.boxes[desc], s.box) if a)
         place = f"{put_name(s)}_tiles.index({self._wg()})"
-        k.line(depth, f"{place}{'' if None not in s.box else '.reshape([' + flat + '])'}.store({value}.to({s.buffer}_ptr.dtype.element_ty))")
+        k.line(depth, f"{place}{'' if None not in s.box else '.reshape([' + flat + '])'}.store({value}.to({desc}.dtype))")
         k.line(depth, "hopper.fence_async_shared()")
         k.line(depth, f"{'tma_add' if s.onto else 'tma_store'}({desc}, {k.coordinates(s, self._wg_of_rows())}, {place})")
 

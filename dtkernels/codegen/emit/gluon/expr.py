@@ -20,6 +20,7 @@ IMPORTS = """from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as SwizzledDescriptor
 
 new_names = hasattr(tma, "async_load")  # Triton 3.7 and later
 tma_load = tma.async_load if new_names else tma.async_copy_global_to_shared

@@ -14,8 +14,8 @@ from ...ir.value_type import never_negative
 from ...transforms.warp_specialize.plan import REGISTERS, AddedProduct, Ring, WarpSpecializedKernel, producer_names, ring_tiles
 from ..device_scalars import scalar_loads
 from ..triton.grid import grid_lines, grid_size
-from ..triton.kernel import Box, KernelText, _KernelPrinter, jit_function
-from ..triton.memory import LINE
+from ..triton.kernel import KernelText, _KernelPrinter, jit_function
+from ..triton.memory import LINE, Box
 from .consumer import Consumer, put_name
 from .expr import GluonExpressions, gluon_text
 
@@ -33,6 +33,7 @@ class GluonPrinter(_KernelPrinter):
     """State of printing one kernel: the names of Triton's text, and those of tiles, rings and barriers."""
 
     expr: GluonExpressions
+    maker = "swizzled_map"
 
     def __init__(self, plan: WarpSpecializedKernel, algorithm: Algorithm, operands: Operands):
         super().__init__(plan.kernel, algorithm, operands)
@@ -54,13 +55,13 @@ class GluonPrinter(_KernelPrinter):
         producer = self._function(f"{base}_producer", self._producer(), "Brings tiles to where the consumers wait for them.")
         body = self._main(consumer, producer)
         text = KernelText(f"{base}_kernel", "")
-        self._parameters(text)
+        text.boxes = self._boxes()
+        self._parameters(text, text.boxes, "\n".join(body))
         text.constants = [(n, v) for n, v in text.constants if n not in ("PRECISION", "EXACT")]
         text.constants = [(n, "tl.int32") if n == "INDEX" else (n, v) for n, v in text.constants]
         text.constants.append(("STAGES", self._stages()))
         main = jit_function("gluon", f"{base}_kernel", [a for a, _ in text.arguments] + [f"{c}: gl.constexpr" for c, _ in text.constants], body)
         text.source, text.helpers = gluon_text("\n\n".join([consumer.text, producer.text, main]))
-        text.boxes = [Box(access.buffer, f"({', '.join(self._value(b) for b in self.boxes[name])},)", access.joined) for name, access in self.accesses.items()]
         text.grid, text.labels = grid_size(replace(self.kernel, num_warps=32)), tuple(self.sizes)  # one program a multiprocessor
         multiplied = [a for a in self.accesses.values() if isinstance(a, DescriptorLoad) or not self.plan.float8 and id(a) not in self.added]
         text.warps, text.condition = 4, f"{'float8_' if self.plan.float8 else ''}warpgroups({', '.join(self._given(a.buffer) for a in multiplied)})"
@@ -152,11 +153,8 @@ class GluonPrinter(_KernelPrinter):
     def _main(self, consumer: Function, producer: Function) -> list[str]:
         """Return the body of the kernel; completes the other two with the parameters they need."""
         head = scalar_loads(self.kernel.scalars, self.algorithm.integer_scalars(), "gl")
-        local = []
-        for name, access in self.accesses.items():
-            local += self._make_descriptor(name, access)
-        local += self._allocations()
-        known = [*re.findall(r"^    (\w+) = ", "\n".join(local), re.M)]
+        local = self._allocations()
+        known = [*self.accesses, *re.findall(r"^    (\w+) = ", "\n".join(local), re.M)]
         arguments = KernelText("", "")
         for f in (consumer, producer):
             self._parameters(arguments := KernelText("", ""))
@@ -182,15 +180,10 @@ class GluonPrinter(_KernelPrinter):
         ]
         return lines
 
-    def _make_descriptor(self, name: str, access: DescriptorLoad | DescriptorStore) -> list[str]:
-        buffer, box = access.buffer, f"[{', '.join(self.boxes[name])}]"
-        sizes, strides = self.described_dimensions(access)
-        layout = f"    {name}_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for({box}, {buffer}_ptr.dtype.element_ty)"
-        head, rest = (
-            f"    {name} = tma.make_tensor_descriptor({buffer}_ptr, ",
-            f"[{', '.join(sizes)}], [{', '.join(strides)}], {box}, {name}_layout)",
-        )
-        return [layout, head + rest] if len(head + rest) <= LINE else [layout, head.rstrip(), f"        {rest}"]
+    def _boxes(self) -> list[Box]:
+        """Return what the wrapper makes a descriptor for, of each."""
+        sizes = {name: f"({', '.join(map(self._value, box))},)" for name, box in self.boxes.items()}
+        return [Box(name, a.buffer, sizes[name], *self.described_dimensions(a), a.joined) for name, a in self.accesses.items()]
 
     def _allocations(self) -> list[str]:
         """Shared memory for tiles, and barriers: ``full`` when tiles have come, ``free`` when they may be overwritten."""
@@ -218,7 +211,7 @@ class GluonPrinter(_KernelPrinter):
     def _tiles(self, name: str, access: DescriptorLoad | DescriptorStore, count: str) -> str:
         desc = self.descriptor(access)
         shape = f"[{count}, {', '.join(self.boxes[desc])}]"
-        return f"    {name}_tiles = gl.allocate_shared_memory({access.buffer}_ptr.dtype.element_ty, {shape}, {desc}_layout)"
+        return f"    {name}_tiles = gl.allocate_shared_memory({desc}.dtype, {shape}, {desc}.layout)"
 
     def _terms(self, added: AddedProduct) -> str:
         """Return the lines that allocate the left operand of a product over the rows: twice, so that none is overwritten that another consumer reads."""
@@ -359,7 +352,8 @@ class GluonPrinter(_KernelPrinter):
     def block_start(self, axis: Axis, depth: int) -> None:
         """Print the first index of a block, where it is more than one element."""
         if self.blocks[axis.label] != 1:
-            self.line(depth, f"{self.first(axis)} = {self.block_index(axis.label)} * {self.block(axis.label)}")
+            part = f" + {axis.offset}" if axis.offset else ""
+            self.line(depth, f"{self.first(axis)} = {self.block_index(axis.label)} * {self.block(axis.label)}{part}")
 
     def counter(self) -> str:
         return f"{self.plan.last.loop.axis.name}_{'step' if self.plan.last.loop.order else 'start'}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ....lang.algorithm import Algorithm
@@ -24,7 +25,6 @@ from ...ir.nest import (
     Guard,
     Index,
     InteriorOrEdge,
-    Joined,
     Kernel,
     Let,
     Load,
@@ -54,18 +54,9 @@ from . import exp2_emulation, integer_codes
 from .dependent_launch import before_stores, head, tail
 from .expr import ExpressionPrinter
 from .grid import BEFORE, grid_lines, grid_size
-from .memory import LINE, MemoryPrinter
+from .memory import LINE, Box, MemoryPrinter
 
 VOLUME, PLANE = 3, 2  #: whole extents from which on a tile holds a volume; the same of a kernel beside others with products
-
-
-@dataclass(frozen=True)
-class Box:
-    """What a descriptor is made for: a buffer, with some of its dimensions ``joined``, and the box as an expression in the wrapper."""
-
-    buffer: str
-    sizes: str
-    joined: tuple[Joined, ...] = ()
 
 
 @dataclass
@@ -119,6 +110,8 @@ def print_kernel(kernel: Kernel, algorithm: Algorithm, operands: Operands) -> Ke
 
 
 class _KernelPrinter:
+    maker = "tensor_map"  #: the helper that makes descriptors in the wrapper
+
     def __init__(self, kernel: Kernel, algorithm: Algorithm, operands: Operands):
         self.kernel, self.algorithm, self.operands = kernel, algorithm, operands
         self.beside_products = any(isinstance(n, Dot) for d in algorithm.definitions for n in d.expr.walk())
@@ -159,18 +152,17 @@ class _KernelPrinter:
         lines, depth = grid_lines(self.kernel, self)
         self.lines += lines
         self._block(depth)
-        descriptors = [f"    {line}" for line in self.memory.descriptor_lines()]
+        boxes = self.memory.boxes()
         name = f"{self.kernel.name}_kernel"
         text = KernelText(name, "", helpers=frozenset(self.expr.helpers), dependent=link is not None)
-        self._parameters(text)
-        text.constants += [("DEPENDENT", '"launch_pdl" in dependent')] if link else []
         code = "\n".join(self.lines)
+        self._parameters(text, boxes, code)
+        text.constants += [("DEPENDENT", '"launch_pdl" in dependent')] if link else []
         prologue = head(link)
         prologue += scalar_loads(self.kernel.scalars, self.algorithm.integer_scalars(), "tl")
-        prologue += descriptors
         names = [a for a, _ in text.arguments] + [f"{c}: tl.constexpr" for c, _ in text.constants]
         text.source = jit_function("triton", name, names, [*prologue, code, *tail(link)])
-        text.boxes = [Box(buffer, self.memory.box_sizes(box), self.memory.first[name].joined) for (buffer, box), name in self.memory.descriptors.items()]
+        text.boxes = boxes
         text.condition, text.dense = self._condition(), self.dense_conditions(self.memory.first.values())
         text.grid, text.labels = grid_size(self.kernel), tuple(self.sizes)
         return text
@@ -199,17 +191,21 @@ class _KernelPrinter:
 
     # -- parameters -------------------------------------------------------------------------------------------------
 
-    def _parameters(self, text: KernelText) -> None:
+    def _parameters(self, text: KernelText, boxes: Sequence[Box] = (), code: str = "") -> None:
+        """List the arguments of a launch. Pointers and strides of what descriptors alone reach are left out: ``code`` does not have them."""
         k = self.kernel
         buffers = tuple(dict.fromkeys(k.reads + k.writes))
-        text.arguments += [(f"{t}_ptr", self._passed(t)) for t in buffers]
+        reached, words = {box.buffer for box in boxes}, set(re.findall(r"\w+", code))
+        text.arguments += [(box.name, self._descriptor_made(box)) for box in boxes]
+        text.arguments += [(f"{t}_ptr", self._passed(t)) for t in buffers if t not in reached or f"{t}_ptr" in words]
         text.arguments += [(s, s) for s in k.scalars]
         text.arguments += [(f"size_{label}", f"size_{label}") for label in self.sizes if label not in k.constants]
         text.arguments += [(BEFORE, BEFORE)] if k.tail or k.last_wave else []
         text.arguments += [(f"{t}_size_{d}", self._length(t, d)) for t, d in self.bounds]
         for t in buffers:
             value = t if t in self.algorithm.inputs else f"{t}_out"
-            text.arguments += [(f"{t}_stride_{d}", f"{value}.stride({i})") for i, d in enumerate(self.dimensions(t))]
+            strides = [(f"{t}_stride_{d}", f"{value}.stride({i})") for i, d in enumerate(self.dimensions(t))]
+            text.arguments += [(name, stride) for name, stride in strides if t not in reached or name in words]
         text.constants += [(f"{s}_on_device", f"isinstance({s}, torch.Tensor)") for s in k.scalars]
         text.constants += [(f"{s}_positive", f"not isinstance({s}, torch.Tensor) and {s} > 0") for s in _sunk_scales(k.body)]
         text.constants += [(f"size_{label}", f"size_{label}") for label in self.sizes if label in k.constants]
@@ -233,6 +229,11 @@ class _KernelPrinter:
             name = self.operands.variable(wanted)
             form = f"float8_type({name}, has_float8)" if wanted and wanted.float8 else f"language_type({name})"
             text.constants.append((self.operands.constant(wanted), form))
+
+    def _descriptor_made(self, box: Box) -> str:
+        """Return what the wrapper passes for a descriptor."""
+        extents, strides = (f"({', '.join(d)}{',' * (len(d) == 1)})" for d in (box.extents, box.strides))
+        return f"{self.maker}({self._passed(box.buffer)}, {extents}, {strides}, {box.sizes})"
 
     def _passed(self, buffer: str) -> str:
         """Return what the wrapper passes for a buffer."""
@@ -411,24 +412,21 @@ class _KernelPrinter:
         value = buffer if buffer in self.algorithm.inputs else f"{buffer}_out"
         return " and ".join(f"{value}.stride({d}) == {self.size(label)} * {value}.stride({d + 1})" for d, label in enumerate(extents, first))
 
-    def described_dimensions(self, access: DescriptorLoad | DescriptorStore) -> tuple[list[str], list[str]]:
-        """Return the extents and strides that a descriptor has."""
-        names, n = self.dimensions(access.buffer), 0
-        sizes, lasts = [], []
+    def described_dimensions(self, access: DescriptorLoad | DescriptorStore) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the extents and strides that a descriptor has, as expressions in the wrapper."""
+        value, n = access.buffer if access.buffer in self.algorithm.inputs else f"{access.buffer}_out", 0
+        extents, lasts = [], []
         for axis, start in zip(access.box, access.start):
             last = next((j.last for j in access.joined if j.first == n), n)
-            sizes.append(self._described_extent(access.buffer, n, axis, start))
-            lasts.append(names[last])
+            extents.append(self._described_extent(access.buffer, n, axis, start))
+            lasts.append(last)
             n = last + 1
-        return sizes, [*(f"{access.buffer}_stride_{d}" for d in lasts[:-1]), "1"]
+        return tuple(extents), (*(f"{value}.stride({d})" for d in lasts[:-1]), "1")
 
     def _described_extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
         known = isinstance(start, (Start, Const)) if axis else isinstance(start, Position)  # a shifted box reads beyond the extent of its label
         axis = axis or (start.axis if isinstance(start, Position) else None)
-        if axis and known:
-            return self.size(axis.label)
-        self.bounds[(buffer, dim)] = None
-        return f"{buffer}_size_{dim}"
+        return self.size(axis.label) if axis and known else self._length(buffer, dim)
 
     def _loop(self, loop: Loop, depth: int) -> None:
         axis = loop.axis

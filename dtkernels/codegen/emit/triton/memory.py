@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...ir import nest
@@ -12,6 +13,7 @@ from ...ir.nest import (
     BlockNumber,
     DescriptorLoad,
     DescriptorStore,
+    Joined,
     Load,
     Local,
     Op,
@@ -28,6 +30,18 @@ if TYPE_CHECKING:
     from .kernel import _KernelPrinter
 
 LINE = 120
+
+
+@dataclass(frozen=True)
+class Box:
+    """What a descriptor is made for: a buffer, with some of its dimensions ``joined``. All texts are expressions in the wrapper."""
+
+    name: str  #: of the descriptor
+    buffer: str
+    sizes: str  #: of a box
+    extents: tuple[str, ...]
+    strides: tuple[str, ...]
+    joined: tuple[Joined, ...] = ()
 
 
 def uniform_part(index: Tile) -> tuple[Tile, Tile] | None:
@@ -105,7 +119,7 @@ class MemoryPrinter:
             value = f"tl.cast({value}, tl.float32)"
         if isinstance(s, DescriptorStore):
             value = f"({value})" if " " in value else value
-            value += f".to({s.buffer}_ptr.dtype.element_ty)"
+            value += f".to({self._descriptor(s)}.dtype)"
             value += f".reshape([{', '.join(self.k.tile(a) if a else '1' for a in s.box)}])" if None in s.box else ""
             return self.k.line(depth, f"{self._descriptor(s)}.{'atomic_add' if s.onto.endswith('sum') else 'store'}({self._starts(s)}, {value})")
         checked = tuple(d for d, i in enumerate(s.index) if not isinstance(i, (Position, BlockNumber))) if s.onto else ()
@@ -131,18 +145,15 @@ class MemoryPrinter:
 
     # -- descriptors ------------------------------------------------------------------------------------------------
 
-    def descriptor_lines(self) -> list[str]:
-        """Return what makes the descriptors, before anything else."""
-        lines = []
+    def boxes(self) -> list[Box]:
+        """Return what the wrapper makes a descriptor for, of each."""
+        made = []
         for (buffer, box), name in self.descriptors.items():
             access = self.first[name]
-            sizes, strides = self.k.described_dimensions(access)
-            rest = f"[{', '.join(sizes)}], [{', '.join(strides)}], [{', '.join(box)}])"
-            head = f"{name} = tl.make_tensor_descriptor({buffer}_ptr, "
-            lines += [head + rest] if len(head + rest) + 4 <= LINE else [head.rstrip(), f"    {rest}"]
-        return lines
+            made.append(Box(name, buffer, self._box_sizes(box), *self.k.described_dimensions(access), access.joined))
+        return made
 
-    def box_sizes(self, box: tuple[str, ...]) -> str:
+    def _box_sizes(self, box: tuple[str, ...]) -> str:
         """Return the box as an expression in the wrapper."""
         return f"({', '.join(self.k.tiles.get(b, b) for b in box)}{',' if len(box) == 1 else ''})"
 

@@ -7,13 +7,13 @@ Before::
 
 After::
 
-    A_desc = tl.make_tensor_descriptor(A_ptr, [size_x, size_k], [A_stride_x, 1], [BLOCK_x, TILE_k])
     A = A_desc.load([x_first, k_start])
     f_desc.store([x_first, y_first], acc)
 
 A descriptor needs a unit stride in the last dimension; its start and other strides must be multiples of 16 bytes. Only the call can tell
 this, so both forms are emitted and the wrapper chooses. It also chooses pointers on GPUs without TMA. Outside the extents a descriptor
-reads 0 and writes nothing.
+reads 0 and writes nothing. The wrapper makes descriptors and passes them: a kernel that makes its own takes 0.8 us for each on an H200, in
+every program.
 
 A tile may be moved by a number, ``A[x + r, c]`` with a single ``r``, but in the last dimension, where boxes begin at multiples of 16 bytes (an H100 reports an
 illegal instruction otherwise). Behind the extent of ``x`` it then holds elements of ``A``: such a tile is loaded along labels of results alone, where what lies

@@ -13,6 +13,7 @@ from ...ir.nest import (
     DescriptorLoad,
     DescriptorStore,
     Guard,
+    Index,
     Let,
     Load,
     Local,
@@ -81,6 +82,9 @@ def check_plan(p: WarpSpecializedKernel) -> None:
     if p.turns:
         _check_turns(p)
     _check_in_order(p)
+    parts = any(isinstance(s, Index) and s.axis.whole and not s.axis.half for s in p.kernel.body)
+    if parts and not all(step.direct for step in p.steps):
+        raise Refused("a tile in parts, whose products do not only add up")
     in_loops = [s for step in p.steps for s in step.loop.body if not isinstance(s, DescriptorStore)]
     body = (*p.before, *p.resident, *in_loops, *p.after)
     for tile in [s.value for s in body if hasattr(s, "value") and not isinstance(s.value, DescriptorLoad)] + [

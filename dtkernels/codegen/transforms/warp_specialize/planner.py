@@ -65,8 +65,6 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
             raise Refused(f"the loop over {loop.axis.label} is no single loop of a reduction")
         if loop.axis.scalar or loop.axis.label != loops[0].axis.label or loop.axis.tile != loops[0].axis.tile:
             raise Refused("loops over different labels or tiles")
-    if any(isinstance(s, Index) and s.axis.whole and not s.axis.half for s in kernel.body):
-        raise Refused("a tile in parts, whose products share an operand")
     rows = _rows(kernel, loops)
     consumers = _consumers(kernel, rows)
     kernel = _rows_first(kernel, rows)
