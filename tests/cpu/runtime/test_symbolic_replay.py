@@ -31,7 +31,7 @@ def told(bound):
     held = {slot: key for key, slot in bound._slots.items()}
     numbers = [n & (1 << 64) - 1 for n in bound._raw()]
     slot = lambda p: numbers[p] if held[p][0] == "raw" else held[p][:2]
-    maps = [(first, tuple(shape), tuple(strides), how) for first, shape, strides, how in bound._maps]
+    maps = [(tuple(shape), tuple(strides), how) for _, shape, strides, how in bound._maps]
     plans = [([slot(p) for p in places], tuple(grid), entry) for places, grid, entry, _ in bound._plans]
     return plans, bound.allocations, [tuple(s) for s in bound._strides], bound.grain, bound._overlaps, bound.results, maps
 
