@@ -30,7 +30,7 @@ SUMMED = 1.53
 #: the time of a product through boxes with single elements between their tiles, relative to that through boxes of two dimensions: 233 us for 175 and 248 for 190 on an H100
 PARTED_BOX = 1.33
 PARTED_ALONE = 1.1  #: products of tiles in parts by specialized warps, which issue both parts before they wait: 78 times of 14 sizes on an H200
-IN_TURNS = 0.93  #: the time of two consumers in turn, relative to what other kernels of their tiles would take besides: 98 times of 9 sizes on an H200
+IN_TURNS = 0.9  #: the time of two consumers in turn, relative to what other kernels of their tiles would take: with it the choice among 11 forms takes 1.016 of the best at 20 sizes on an H200
 TRIED = 0.74  #: the time of float32 products on an H100 with Triton 3.6, relative to the fitted rate
 DEEP = 32  #: terms in a step of three TF32 products from which on they take no longer
 #: what more than 128 rows, and more than 64 columns, of a tile of such add to their time: tiles of 128 x 64 took 0.84 to 0.96, and 0.89 to 0.99, of it at six sizes on an H100
