@@ -1,4 +1,4 @@
-"""Two consumers that take blocks in turn: the emitted text run on threads that stand for warpgroups, and what is refused.
+"""Two consumers that take blocks in turn, or share blocks in parts: the emitted text run on threads that stand for warpgroups, and what is refused.
 
 Loads arrive late, a product reads its tiles when it is waited for, and a store when its tile is used again: a barrier too few gives wrong numbers, one too
 many never ends.
@@ -94,8 +94,12 @@ class Machine:
 
             @staticmethod
             def warpgroup_mma_wait(outstanding, deps):
-                ((done, started),) = deps
                 this.dawdle()
+                found = [hopper.waited(outstanding // len(deps), *sums) for sums in deps]
+                return found[0] if len(deps) == 1 else tuple(found)
+
+            @staticmethod
+            def waited(outstanding, done, started):
                 for left, right in started[: len(started) - outstanding]:
                     done = done + left.data @ right.data
                 left_over = started[len(started) - outstanding :]
@@ -176,25 +180,50 @@ class Descriptor:
 @pytest.mark.parametrize("m, n, k, programs, stages", [(7, 9, 5, 1, 3), (16, 16, 2, 2, 4), (24, 20, 12, 2, 2), (4, 8, 40, 3, 5), (30, 30, 6, 4, 4)])
 def test_blocks_in_turn_are_right_whoever_waits_for_whom(m, n, k, programs, stages):
     """One block, fewer blocks than programs, fewer steps than the ring has slots, and odd numbers of each."""
-    source = emit(prepare(parse(PRODUCT + TILES + TURNS)), "call", H100)
+    check(PRODUCT + TILES + TURNS, (m, n, k), programs, stages, lambda rows, step, out, a, b: dict(
+        B_desc=Descriptor(b, 1), f_desc=Descriptor(out, 1), A_tiles=tiles(stages, rows, step), B_tiles=tiles(stages, step, 8), f_tiles=tiles(2, rows, 8), BLOCK_n=8, ROWS_m=rows,
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("m, n, k, programs, stages", [(7, 90, 5, 1, 3), (16, 200, 8, 2, 4), (9, 333, 12, 3, 2)])
+def test_parts_of_a_block_are_right_whoever_waits_for_whom(m, n, k, programs, stages, turns):
+    """96 columns as 64 and 32, whose results leave through memory of their own; rows shared by the consumers, or blocks taken in turn."""
+    text = PRODUCT + TILES.replace("n:128", "n:96") + TURNS
+    text = text if turns else text.replace("f.ping_pong();", "").replace("m:64", "m:128")
+    check(text, (m, n, k), programs, stages, lambda rows, step, out, a, b: dict(
+        B_desc=Descriptor(b, 1), B_desc_1=Descriptor(b, 1), f_desc=Descriptor(out, 1), f_desc_1=Descriptor(out, 1), BLOCK_n=96, TILE_n=64, TILE_n_1=32,
+        A_tiles=tiles(stages, rows, step) if turns else tiles(2 * stages, rows // 2, step), B_0_tiles=tiles(stages, step, 64), B_64_tiles=tiles(stages, step, 32),
+        f_tiles=tiles(2, rows if turns else rows // 2, 64), f_n_64_tiles=tiles(2, rows if turns else rows // 2, 32), ROWS_m=rows if turns else rows // 2,
+    ), 1 if turns else 2)  # fmt: skip
+
+
+def tiles(count: int, *shape: int) -> Shared:
+    return Shared(Tile(np.full(shape, np.nan)) for _ in range(count))
+
+
+def check(text: str, sizes: tuple[int, int, int], programs: int, stages: int, memory, readers: int = 1) -> None:
+    """Run a product of whole numbers, whose sums are exact. ``memory`` gives its descriptors and shared memory; ``readers``: of each tile."""
+    m, n, k = sizes
+    source = emit(prepare(parse(text)), "call", H100)
     functions = re.findall(r"@gluon\.jit\n(def f_gluon_(?:consumer|producer)\(.*?)(?=\n@|\ndef )", source, re.S)
     assert len(functions) == 2
     draws = np.random.default_rng(m * n + k)
     a, b = draws.integers(-4, 5, (m, k)).astype(float), draws.integers(-4, 5, (k, n)).astype(float)
-    rows, columns, step, out = 4, 8, 2, np.full((m, n), np.nan)
+    rows, step, out = 4, 2, np.full((m, n), np.nan)
     for program in range(programs):
         machine = Machine(program, programs, program)
         names = dict(machine.names)
-        for text in functions:
-            exec(text, names)
+        for function in functions:
+            exec(function, names)
         full, free, turn = (Shared(Barrier(machine.lock) for _ in range(count)) for count in (stages, stages, 2))
-        for bar in (*full, *free, *turn):
+        for bar in (*full, *turn):
             bar.init(1)
+        for bar in free:
+            bar.init(readers)
         given = dict(
-            A_desc=Descriptor(a, 1), B_desc=Descriptor(b, 1), f_desc=Descriptor(out, 1), A_full=full, A_free=free, turn=turn, size_m=m, size_n=n,
-            size_k=k, A_tiles=Shared(Tile(np.full((rows, step), np.nan)) for _ in range(stages)), INDEX=None, STAGES=stages, TILE_k=step, BLOCK_m=rows,
-            B_tiles=Shared(Tile(np.full((step, columns), np.nan)) for _ in range(stages)), BLOCK_n=columns, GROUP_m=4, ROWS_m=rows,
-            f_tiles=Shared(Tile(np.full((rows, columns), np.nan)) for _ in range(2)),
+            A_desc=Descriptor(a, 1), A_full=full, A_free=free, turn=turn, size_m=m, size_n=n, size_k=k, INDEX=None, STAGES=stages, TILE_k=step, BLOCK_m=rows, GROUP_m=4,
+            **memory(rows, step, out, a, b),
         )  # fmt: skip
 
         def call(name, names=names, given=given, **more):
