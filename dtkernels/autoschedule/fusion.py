@@ -42,6 +42,7 @@ from .stored_elements import feeds_another_output, is_compared_for_equality, pro
 from .stored_operands import computed_operand_slowdown, operand_with_rows, stored_operands, sums_held_rows
 from .summed_products import SummedProduct, beside, summed_product
 
+ONE_PROGRAM = 8192  #: elements that one program computes in no more time than a launch
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
 SHARED = 0.985  #: the same for a way that computes less and stores no more than sums
 SPECIALIZED = 1.05  #: where warp groups are predicted to take less than this part of other warps' time they were faster at 30 of 31 measured sizes of more than 64 columns
@@ -237,6 +238,7 @@ class Fusion:
         if products_of_outputs(self.shape):
             yield self._fused(streaming=True, within=True, passing=True, beside=True)
         yield first
+        yield from self._in_one_launch(first)
         yield self._fused(streaming=True, within=True, alone=True)
         yield self._fused(streaming=True, within=True, apart=True)
         yield from (replace(self, recomputing=again)._fused(streaming=True, within=True, passing=True) for again in (True, False))
@@ -253,6 +255,15 @@ class Fusion:
         if any(is_long_operand(self.shape, f) for f in self.algorithm.funcs):
             yield self._fused(streaming=True, within=True, operands=True)
         yield ()
+
+    def _in_one_launch(self, fused: tuple[Primitive, ...]) -> Iterator[tuple[Primitive, ...]]:
+        """Yield ways to compute outputs of few elements in the kernel of a single number that is summed along them: one program takes less time than a launch."""
+        roots = [o for o in self.outputs if o not in {p.func for p in fused if p.name == "fuse_at"}]
+        for number in (o for o in roots if not self.algorithm[o].labels and not self.shape.dots(o)):
+            along = reduction_labels(self.algorithm, number)
+            for o in (o for o in roots if o != number and along and {*self.algorithm[o].labels} == {*along} and not self.shape.dots(o)):
+                if self._elements((*along, *reduction_labels(self.algorithm, o))) <= ONE_PROGRAM:
+                    yield (*fused, FuseAt(o, "fuse_at", (number, along[-1])))
 
     def _beside(self, product: SummedProduct) -> tuple[Primitive, ...]:  # one kernel makes the product and reduces its rows
         return beside(self.shape, product, lambda rest: replace(self, shape=rest)._fused(streaming=True, within=True, passing=True))

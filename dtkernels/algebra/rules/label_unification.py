@@ -39,8 +39,8 @@ def unify_labels(algorithm: Algorithm) -> Algorithm:
 
 
 def _declare_lost_extents(after: Algorithm, before: Algorithm) -> Algorithm:
-    """Declare an ``Extent`` for each label that is still reduced, and whose extent only a renamed access defined."""
-    used = {label for d in after.definitions for n in _reductions(d.expr) for label in n.labels}
+    """Declare an ``Extent`` for each label that is still reduced or a result's, and whose extent only a renamed access defined."""
+    used = {label for d in after.definitions for n in _reductions(d.expr) for label in n.labels} | {label for d in after.definitions for label in d.labels}
     told = keep_extents(after, before)
     return replace(told, extents=tuple(e for e in told.extents if e in after.extents or e[0] in used))
 

@@ -95,3 +95,10 @@ def test_a_sum_along_a_label_of_another_extent_is_its_own():
     a = read("Func g, f; In A, B, C; Var x, c; RVar y, k;",
              "g[x] = rsum(A[x + 1, k], k); f[c] = rsum(rsum(A[y + 1, k], k) * B[y, c], y) + rsum(g[x] * C[x], x);")  # fmt: skip
     assert [d.name for d in extract_nested_reductions(a).definitions] == ["g", "f_sum", "f"]
+
+
+def test_a_result_keeps_the_extent_of_a_label_that_no_access_has_any_more():
+    """``y`` is a label of ``f``; only the sum that is renamed told how long it is."""
+    algorithm = unify_labels(read("Func t, f; In A, B; Var y, z; RVar x;", "t[] = rsum(A[y], y) + rsum(A[x] * B[x], x); f[y, z] = t[] + B[z];"))
+    assert lines(algorithm)[0] == "t[] = rsum(A[z], z) + rsum(A[z] * B[z], z);"
+    assert algorithm.extents == (("y", "A", 0),)

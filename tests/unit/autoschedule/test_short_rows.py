@@ -10,10 +10,11 @@ from dtkernels.autoschedule.cost.outline import Known, Outline
 from dtkernels.autoschedule.cost.predicted_time import predicted_time
 from dtkernels.autoschedule.cost.work import Work
 from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.powers_of_two import next_power_of_two
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
-from dtkernels.lang.schedule import Schedule
+from dtkernels.lang.schedule import Program, Schedule
 
 H100 = target("h100")
 SOFTMAX = "Func m, t, f; In A; Var x; RVar y; m[x] = rmax(A[x, y], y); t[x] = rsum(exp(A[x, y] - m[x]), y); f[x, y] = exp(A[x, y] - m[x]) / t[x];"
@@ -108,3 +109,15 @@ def test_sums_down_columns_that_many_warps_share_pass_through_shared_memory():
     sizes = {"b": 8, "c": 64, "i": 512 * 512}
     assert many.at(sizes, 2, H100, 1.6).passes == 2 * few.at(sizes, 2, H100, 1.6).passes > 0
     assert default(text, **sizes).number("f", "num_warps") == 8
+
+
+SUMS = "Func d, w, t, g; In A, B, v; Var x, y; d[x, y] = A[x, y] * v[y]; w[y] = rsum(A[x, y] * B[x, y], x); t[y] = rsum(B[x, y], x); g[] = rsum(t[y] * v[y], y);"
+
+
+@pytest.mark.parametrize("x, y, one", [(1, 230, True), (39, 1, True), (4, 300, True), (256, 1024, False), (1, 100000, False)])
+def test_few_elements_take_one_launch(x, y, one):
+    """A number that sums what other outputs are made beside: two launches of one program each would take longer."""
+    outputs = ("d", "w", "g")
+    algorithm = prepare_algorithm(parse(SUMS).algorithm, outputs)
+    schedule = default_schedule(algorithm, outputs, {"x": x, "y": y}, 2, H100)
+    assert (len(lower(Program(algorithm, schedule))) == 1) == one
