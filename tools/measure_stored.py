@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         gpu = gpu_named(about)
         folder = args.tables / gpu.folder
         by = {"gpu": gpu.name, "multiprocessors": gpu.multiprocessors, "driver": about["driver"], "torch": about["torch"], "triton": about["triton"],
-              "date": str(date.today()), "command": f"tools/measure_stored.py{args.retime and f' --retime {args.retime.pattern}'}"}  # fmt: skip
+              "date": str(date.today()), "command": "tools/measure_stored.py" + (f" --retime {args.retime.pattern}" if args.retime else "")}  # fmt: skip
         until = time.monotonic() + args.budget
         if args.retime:
             for path in sorted(p for p in folder.glob("*.yaml") if p.stem in (op_names(args.ops, "measure_stored") if args.ops != "all" else shipped_names())):
@@ -98,7 +98,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtypes", type=some_of(DTYPES), default=DTYPES, help=f"which of the rows' dtypes, comma-separated: {', '.join(DTYPES)}")
     parser.add_argument("--budget", type=seconds, default="24h", help="begin no further size after 90s, 30m, 2h; a kind of call that is not finished gets no rows")
     parser.add_argument("--again", action="store_true", help="measure kinds of calls too that the GPU's table has rows of")
-    parser.add_argument("--retime", type=pattern, default="", metavar="REGEX", help="time this GPU's own rows again whose schedules match")
+    parser.add_argument("--retime", type=pattern, metavar="REGEX", help="time this GPU's own rows again whose schedules match")
     parser.add_argument("--gpu", choices=tuple(TARGETS), default="h100", help="the GPU that --dry-run pretends")
     parser.add_argument("--dry-run", action="store_true", help="predicted times instead of measurements; needs no GPU")
     return parser.parse_args(argv)

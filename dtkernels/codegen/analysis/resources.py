@@ -44,7 +44,7 @@ from .product_types import BYTES, ElementBytes
 
 MOST_REGISTERS = 255  #: of one thread
 EPILOGUE = 320  #: registers of a thread for what is made of a product, as estimated: the sums, and one and a half tiles as large
-BY_POINTERS = 250  #: the same where accesses have addresses: with 256 a convolution with two functions after it spilled 2168 bytes, a product through descriptors none
+BY_BLOCKS = 250  #: the same of other programs than persistent ones through descriptors: with 256 products with two functions after them spilled 2168, 1280 and 808 bytes, those at most 40
 CROWDED = 2
 MOST_UNROLLED = 4  #: unroll factor of a pipelined loop with a product, for Blackwell with Triton before 3.9
 MOST_THREADS = 1024  #: of one program
@@ -91,7 +91,7 @@ def spills(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], tar
     """
     estimate = _Estimate(kernel, sizes, itemsizes, target, False)
     if has_matrix_product(kernel.body):
-        return estimate.epilogue(kernel.body) > (EPILOGUE if kernel.descriptors else BY_POINTERS)
+        return estimate.epilogue(kernel.body) > (EPILOGUE if kernel.descriptors and kernel.persistent else BY_BLOCKS)
     return not estimate.dots and estimate.live_registers() > CROWDED * min(MOST_REGISTERS, target.registers // estimate.threads)
 
 

@@ -34,7 +34,7 @@ def test_a_shifted_tile_is_loaded_by_a_producer():
     assert backend(kernel, H100)[0] == "gluon", backend(kernel, H100)
     source = emit(prepare(parse(CONV1 + TILES)), "call", H100)
     gluon = source[source.index("@gluon.jit") :]
-    assert "gl.cast(x_first + r, gl.int32)" in gluon and "[size_b, A_rows_size_1, size_c]" in gluon
+    assert "gl.cast(x_first + r, gl.int32)" in gluon and "swizzled_map(A_rows_out, (size_b, size_A_2, size_c)," in gluon
     assert gluon.count("for c_step in range(0, gl.cdiv(size_c, TILE_c) * size_r, 1):") == 2
     made = compiled(CONV1 + TILES, [(4, 128, 1032), (256, 128, 3)])
     assert any("gluon" in m.metadata.name for m in made) and all(m.asm for m in made)

@@ -31,6 +31,14 @@ def test_blocks_are_of_what_both_products_have(sides, itemsize, rows, n):
     assert not schedule.sizes("f", "split"), "programs are many without"
 
 
+@pytest.mark.parametrize("rows", [100, 128])
+def test_one_wave_that_weights_bound_loads_long_steps(rows):
+    """Problem 2/068 of KernelBench took 146 us on an H200 with steps of 128 terms, 175 with 64."""
+    algorithm = prepare_algorithm(parse("Func y, f; In X, W, u; SIn c; Var b, o; RVar k; y[b, o] = rdot(X[b, k], W[o, k], k) + u[o]; f[b, o] = minimum(y[b, o], c) - c;").algorithm, ("f",))
+    schedule = default_schedule(algorithm, ("f",), {"b": rows, "o": 16384, "k": 16384}, 2, target("h200"))
+    assert schedule.sizes("f", "tensorize") == {"b": 128, "o": 128, "k": 128}, str(schedule)
+
+
 @pytest.mark.parametrize("width", [40, 64, 197, 256])
 def test_narrow_rows_that_are_written_again_are_few_in_a_program(width):
     text = "Func t, f; In A; Var x; RVar y; t[x] = rsum(exp(A[x, y]), y); f[x, y] = exp(A[x, y]) / t[x];"
