@@ -28,9 +28,11 @@ TILES = tuple(
         (16, 16, 256, 4, 4), (16, 32, 256, 4, 4), (16, 64, 128, 4, 5), (16, 128, 128, 4, 4), (32, 64, 128, 4, 5), (32, 128, 128, 4, 4), (64, 16, 128, 4, 5),
         (64, 32, 128, 4, 5), (64, 64, 64, 4, 5), (64, 64, 128, 4, 4), (64, 128, 64, 4, 5), (64, 128, 128, 4, 4), (64, 256, 64, 4, 4), (64, 256, 64, 8, 4),
         (128, 16, 128, 4, 5), (128, 32, 128, 4, 4), (128, 64, 64, 4, 5), (128, 64, 128, 4, 4), (128, 128, 64, 4, 3), (128, 128, 64, 4, 4), (128, 128, 64, 4, 6), (128, 128, 64, 8, 3),
-        (128, 128, 64, 8, 5), (128, 128, 128, 8, 3), (256, 64, 64, 8, 4), (128, 256, 64, 8, 3), (256, 128, 64, 8, 3),
+        (128, 128, 64, 8, 5), (256, 64, 64, 8, 4), (128, 256, 64, 8, 3), (256, 128, 64, 8, 3),
     )
 )  # fmt: skip
+#: a tile whose program has the memory of a multiprocessor to itself, for one wave at most: 128 x 16384 sums of 16384 took 146 us on an H200, 175 in steps of 64
+ALONE = GemmTile(128, 128, 128, 8, 3)
 #: tiles of two parts: whole waves of them may leave less idle than powers of two do; not measured
 PARTED = tuple(GemmTile(*t) for t in ((64, 96, 64, 4, 5), (64, 192, 64, 4, 4), (128, 96, 64, 4, 4), (128, 192, 64, 8, 3), (192, 128, 64, 8, 3)))
 #: the same of float32 products: each within 4% of the fastest at several of 264 measured kernels of schedule_tables/nvidia_h200/measurements.safetensors
@@ -70,12 +72,14 @@ def tiles(
     rows: int, columns: int, depth: int, batch: int, multiprocessors: int, itemsize: int = 2, tripled: bool = False, known: tuple[GemmTile, ...] = ()
 ) -> Iterator[GemmTile]:
     """Yield the tiles worth considering for a product of these extents, whose operands take ``itemsize`` bytes an element; of those ``known`` if given."""
-    for tile in known or (FLOAT8_TILES if itemsize == 1 else (*TILES, *PARTED) if itemsize == 2 else TRIPLED_TILES if tripled else WIDE_TILES):
+    for tile in known or (FLOAT8_TILES if itemsize == 1 else (*TILES, ALONE, *PARTED) if itemsize == 2 else TRIPLED_TILES if tripled else WIDE_TILES):
         if (tile.rows > 16 and tile.rows >= WASTED * rows) or (tile.columns > 16 and tile.columns >= WASTED * columns):
             continue
         if tile.rows == tile.columns == 16 and max(rows, columns) > 16:
             continue
         blocks = batch * -(-rows // tile.rows) * -(-columns // tile.columns)
+        if tile == ALONE and itemsize == 2 and blocks > multiprocessors:
+            continue
         if (tile.depth * itemsize > 128 and tile.depth >= WASTED * depth and tile.rows * tile.columns > 16 * 64) or (
             blocks > LARGE * multiprocessors and tile.rows * tile.columns < 128 * (64 if tripled else 128) and min(rows, columns) > 64
         ):
