@@ -3,7 +3,7 @@
 import pytest
 
 from dtkernels.algebra.autodiff.gradient import gradient
-from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
+from dtkernels.algebra.pipeline import differentiable_form, prepare, prepare_algorithm
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.analysis.resources import spills
 from dtkernels.codegen.emit.module import emit
@@ -89,6 +89,17 @@ def test_tiles_are_narrower_where_what_is_made_of_a_product_would_spill():
     assert not any(spills(k, sizes, {}, H100) for k in lower(program))
     wide = parse(TWICE + "f.block(b:128, o:256); f.tensorize(b:128, o:256, k:64); y.fuse_at(f, o); m.fuse_at(f, o); f.num_warps(8); f.compile(); y.compile();")
     assert any(spills(k, sizes, {}, H100) for k in lower(Program(algorithm, wide.schedule)))
+
+
+@pytest.mark.parametrize("functions, spilled", [(1, False), (2, True)])
+def test_functions_after_one_another_hold_their_registers_together(functions, spilled):
+    """One mish after tiles of 128 x 256 leaves ptxas enough registers for an H200; two take 1152 bytes of a thread's stack."""
+    mish = "{1}[b, o] = {0}[b, o] - 2 * {0}[b, o] / (exp(minimum({0}[b, o], 21)) * (exp(minimum({0}[b, o], 21)) + 2) + 2); "
+    names = ["y", "m", "f"] if functions == 2 else ["y", "f"]
+    text = f"Func {', '.join(names)}; In X, W, u; Var b, o; RVar k; y[b, o] = rdot(X[b, k], W[o, k], k) + u[o]; " + "".join(map(mish.format, names, names[1:]))
+    text += "".join(f"{n}.fuse_at(f, o); " for n in names[:-1]) + "f.block(b:128, o:256); f.tensorize(b:128, o:256, k:64); f.num_warps(8);"
+    (kernel,) = lower(prepare(parse(text)))
+    assert spills(kernel, dict(b=1024, o=8192, k=8192), dict.fromkeys("XWuf", 2), H100) == spilled
 
 
 def test_windows_beside_a_product_are_held_as_they_are():
