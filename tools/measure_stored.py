@@ -71,14 +71,15 @@ def main(argv: list[str] | None = None) -> int:
         by = {"gpu": gpu.name, "multiprocessors": gpu.multiprocessors, "driver": about["driver"], "torch": about["torch"], "triton": about["triton"],
               "date": str(date.today()), "command": "tools/measure_stored.py" + (f" --retime {args.retime.pattern}" if args.retime else "")}  # fmt: skip
         until = time.monotonic() + args.budget
+        names = op_names(args.ops, "measure_stored") if args.ops != "all" else shipped_names()
         if args.retime:
-            for path in sorted(p for p in folder.glob("*.yaml") if p.stem in (op_names(args.ops, "measure_stored") if args.ops != "all" else shipped_names())):
+            for path in sorted(p for p in folder.glob("*.yaml") if p.stem in names):
                 retime(path, gpus, args, by, until)
             return 0
         sources = [p for p in sorted(args.tables.glob("*/gpu.yaml")) if p.parent != folder and same_arch(p.parent, arch_folder(gpu.arch))]
         if not sources:
             raise SystemExit(f"measure_stored: no table of another GPU of {arch_folder(gpu.arch)} under {args.tables}")
-        for op in op_names(args.ops, "measure_stored") if args.ops != "all" else shipped_names():
+        for op in names:
             paths = [p for s in sources if (p := s.parent / f"{op}.yaml").exists()]
             if paths:
                 write_gpu(folder, gpu)

@@ -72,11 +72,16 @@ def kept_kernels(row: Row, names: list[str], stores: tuple[Path, Path]) -> Built
     known, found = KernelStores([KernelStore(p) for p in stores if p.exists()]), BuiltKernels()
     try:
         for name in row.binaries:
-            entry = known.entry(name)
-            found += BuiltKernels([entry], {entry.host: known.host(entry.host)}, {entry.code: known.code(entry.code)})
+            found += _stored(known, name)
     except StoreError:
         return None
     return found
+
+
+def _stored(store: KernelStore | KernelStores, name: str) -> BuiltKernels:
+    """Return one kernel of a store. Raises StoreError where it is not there."""
+    entry = store.entry(name)
+    return BuiltKernels([entry], {entry.host: store.host(entry.host)}, {entry.code: store.code(entry.code)})
 
 
 def stores_of(path: Path, arch: int | str) -> tuple[Path, Path]:
@@ -116,8 +121,7 @@ def share(shared: Path, path: Path, own: list[Row], built: BuiltKernels, key: by
     kept = BuiltKernels()
     for name in dict.fromkeys(n for found in rows.values() for r in found for n in r.binaries) if earlier else ():
         try:
-            entry = earlier.entry(name)  # type: ignore[union-attr]
-            kept += BuiltKernels([entry], {entry.host: earlier.host(entry.host)}, {entry.code: earlier.code(entry.code)})  # type: ignore[union-attr]
+            kept += _stored(earlier, name)  # type: ignore[arg-type]
         except StoreError:
             continue  # it lies beside its table
     kept += built

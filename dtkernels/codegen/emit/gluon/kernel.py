@@ -126,9 +126,6 @@ class GluonPrinter(_KernelPrinter):
     def _value(self, name: str) -> str:
         return self.tiles.get(name, name)
 
-    def _given(self, buffer: str) -> str:
-        return buffer if buffer in self.algorithm.inputs else f"{buffer}_out"
-
     # -- functions --------------------------------------------------------------------------------------------------
 
     def _function(self, name: str, lines: list[str], doc: str, *parameters: str) -> Function:

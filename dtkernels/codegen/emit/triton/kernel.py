@@ -203,7 +203,7 @@ class _KernelPrinter:
         text.arguments += [(BEFORE, BEFORE)] if k.tail or k.last_wave else []
         text.arguments += [(f"{t}_size_{d}", self._length(t, d)) for t, d in self.bounds]
         for t in buffers:
-            value = t if t in self.algorithm.inputs else f"{t}_out"
+            value = self._given(t)
             strides = [(f"{t}_stride_{d}", f"{value}.stride({i})") for i, d in enumerate(self.dimensions(t))]
             text.arguments += [(name, stride) for name, stride in strides if t not in reached or name in words]
         text.constants += [(f"{s}_on_device", f"isinstance({s}, torch.Tensor)") for s in k.scalars]
@@ -211,7 +211,7 @@ class _KernelPrinter:
         text.constants += [(f"size_{label}", f"size_{label}") for label in self.sizes if label in k.constants]
         text.constants += [*self.tiles.items()]
         text.constants += [*self.even.items(), *self.dense.items()]
-        names = [t if t in self.algorithm.inputs else f"{t}_out" for t in buffers]
+        names = [self._given(t) for t in buffers]
         text.constants.append(("INDEX", "tl.int32" if self.memory.descriptors else f"index_type({', '.join(names)})"))
         if any(h.startswith("hardware_") for h in self.expr.helpers):
             text.constants.append(("ON_GPU", f'{names[0]}.device.type != "cpu"'))
@@ -235,9 +235,13 @@ class _KernelPrinter:
         extents, strides = (f"({', '.join(d)}{',' * (len(d) == 1)})" for d in (box.extents, box.strides))
         return f"{self.maker}({self._passed(box.buffer)}, {extents}, {strides}, {box.sizes})"
 
+    def _given(self, buffer: str) -> str:
+        """Return the name of a buffer in the wrapper."""
+        return buffer if buffer in self.algorithm.inputs else f"{buffer}_out"
+
     def _passed(self, buffer: str) -> str:
         """Return what the wrapper passes for a buffer."""
-        name = buffer if buffer in self.algorithm.inputs else f"{buffer}_out"
+        name = self._given(buffer)
         return f"float8_pointer({name}, has_float8)" if buffer in self.algorithm.float8_buffers else name
 
     def _condition(self) -> str:
@@ -409,12 +413,12 @@ class _KernelPrinter:
         return list(dict.fromkeys(self._is_dense(a.buffer, j.first, j.extents) for a in accesses for j in a.joined))
 
     def _is_dense(self, buffer: str, first: int, extents: tuple[str, ...]) -> str:
-        value = buffer if buffer in self.algorithm.inputs else f"{buffer}_out"
+        value = self._given(buffer)
         return " and ".join(f"{value}.stride({d}) == {self.size(label)} * {value}.stride({d + 1})" for d, label in enumerate(extents, first))
 
     def described_dimensions(self, access: DescriptorLoad | DescriptorStore) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the extents and strides that a descriptor has, as expressions in the wrapper."""
-        value, n = access.buffer if access.buffer in self.algorithm.inputs else f"{access.buffer}_out", 0
+        value, n = self._given(access.buffer), 0
         extents, lasts = [], []
         for axis, start in zip(access.box, access.start):
             last = next((j.last for j in access.joined if j.first == n), n)
