@@ -313,6 +313,12 @@ def test_a_kernel_that_knows_less_of_the_alignment_than_is_so_is_the_last_resort
     assert not any(loses_alignment(fours, names, args(stride)) for stride in (48, 40, 42))
     assert loses_alignment(replace(loose, steps=dict.fromkeys(strides, 2)), names, args(40))
 
+    def large(stride: int) -> tuple:
+        return tuple(torch.empty(1 << 20, device="meta") if isinstance(a, torch.Tensor) else a for a in args(stride))
+
+    assert [loses_alignment(loose, names, large(stride)) for stride in (48, 42, 41)] == [True, True, False]
+    assert [loses_alignment(replace(loose, steps=dict.fromkeys(strides, 2)), names, large(stride)) for stride in (40, 42)] == [True, False]
+
 
 def test_numbers_may_differ_from_call_to_call(tables, noting):
     x, w = torch.randn(1024, 512), torch.randn(512)
