@@ -23,13 +23,14 @@ def backward(params: dict) -> Variant:
 
 
 def one_sweep(params: dict, keys: int, rows: int, span: int = 0, order: str = "", more: str = "") -> Program:
-    """The gradients for Q, K and V: blocks of ``span`` keys in tiles of ``keys``, a loop over the queries, d_Q accumulated."""
+    """The gradients for Q, K and V: blocks of ``span`` keys in tiles of ``keys``, 0 for all at once, a loop over the queries, d_Q accumulated."""
     algorithm = backward(params).algorithm
     grouped = params.get("group", 1) > 1
     heads, inner = ("K_1", ", h_in:1") if grouped else ("h", "")
     text = f"""d_V.fuse_at(d_K, {'h_in' if grouped else 'm'}); d_Q.accumulate_at(d_K, m{order});
-    d_K.block(b:1, {heads}:1, l:{span or keys}); d_K.tensorize(b:1, {heads}:1, l:{keys}, d:0, n:0, m:{rows}{inner}); {'d_K.reorder(h_in, m);' if grouped else ''}
-    d_Q.block(b:1, h:1, m:32); d_Q.tensorize(b:1, h:1, m:32, d:0); d_total.block(b:1, h:1, m:32); d_total.tensorize(b:1, h:1, m:32, n:0); {more}"""
+    d_K.block(b:1, {heads}:1{f', l:{span or keys}' if keys else ''}); d_K.tensorize(b:1, {heads}:1, l:{keys}, d:0, n:0, m:{rows}{inner}); {'d_K.reorder(h_in, m);' if grouped else ''}
+    d_Q.block(b:1, h:1, m:32); d_Q.tensorize(b:1, h:1, m:32, d:0); {more}
+    {'' if 'd_total' in more else 'd_total.block(b:1, h:1, m:32); d_total.tensorize(b:1, h:1, m:32, n:0);'}"""
     fused = "".join(f"{f}.fuse_at(d_K, m); " for f in algorithm.funcs if f not in (*OUTPUTS, "d_total"))
     schedule = parse_schedule(fused + text + "".join(f"{o}.compile();" for o in OUTPUTS))
     check_schedule(schedule, algorithm)

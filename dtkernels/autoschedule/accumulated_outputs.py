@@ -3,23 +3,34 @@
 The gradients of attention are such outputs: those of the queries and of the keys are both products of the scores' gradient, which each
 kernel computes again. In one sweep over the queries for each block of keys five products are left of seven, and the gradient of the queries
 is added up in memory. The default schedule does not do so; the tuner measures it.
+
+Where one tile holds all keys, nothing is left to add up, and one kernel computes all three gradients (``whole_sum_ways``), by default too::
+
+    d_Q.accumulate_at(d_K, m, ordered);        d_K.block(b:1, h:1);        d_K.tensorize(l:0, m:64, d:0);
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from ..codegen.powers_of_two import next_power_of_two
-from ..lang.schedule import ORDERED, AccumulateAt, Primitive, Schedule, host
+from ..lang.schedule import ORDERED, AccumulateAt, FuseAt, Primitive, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .cost.kernel_config import KernelConfig
-from .problem import SchedulingProblem
+from .problem import SchedulingProblem, Way
 
 ELEMENTS = 4096  #: of a block of the kernels that clear a sum and convert it
 ROWS = 64  #: most rows of such a block
 PARTS = 8  #: most parts of a sum in a fixed order, if its blocks can be so large
 WIDE, WARPS = 128, 8  #: columns of a tile from which on three results of a program want this many warps
+#: (elements of a tile of what is summed at once by its columns, elements summed at once, step of the loop, warps, stages): the fastest of 12 to 40
+#: forms at each of 12 sizes of attention's gradients, benchmarks/h200/whole_sums.json
+FORMS = ((2048, 256, 32, 4, 1), (8192, 256, 32, 4, 2), (16384, 128, 64, 8, 1), (16384, 256, 32, 8, 2))
+ITEMSIZE = 2  #: bytes of an element in those measurements
+FEW_PROGRAMS = (8192, 256, 128, 8, 1)  #: the same where multiprocessors are left without a program
+SHORT = 0.84  #: the part of the usual way's predicted time below which such a kernel was faster at these sizes
 
 
 def accumulated_placements(shape: SchedulingProblem, fused: tuple[Primitive, ...], members: dict[str, list[str]]) -> Iterator[AccumulateAt]:
@@ -69,4 +80,51 @@ def _sums(shape: SchedulingProblem, func: str) -> list:
     return dots if {x for d in dots for x in d.labels} == {*reduction_labels(shape.algorithm, func)} else []
 
 
-__all__ = ["accumulated_placements", "accumulated_tiles"]
+def whole_sum_ways(shape: SchedulingProblem) -> Iterator[Way]:
+    """Yield ways to compute all outputs in one kernel, with the choices for it."""
+    if shape.itemsize != ITEMSIZE:
+        return
+    algorithm = shape.algorithm
+    inner = [f for f in algorithm.needed_by(shape.outputs) if f not in shape.outputs]
+    members = {o: [o, *(f for f in inner if f in algorithm.needed_by((o,)))] for o in shape.outputs}
+    for p in accumulated_placements(shape, (), members):
+        if not {*members[p.func]} - {p.func} <= {*members[p.consumer]}:
+            continue  # the other output is nearer to what both are made of
+        others = [o for o in shape.outputs if o not in (p.func, p.consumer)]
+        alike = all(_sums_alike(shape, o, p.consumer) for o in others)
+        if p.ordered and alike and all(p.label in algorithm[f].labels for f in inner):
+            placed = [FuseAt(f, "fuse_at", (p.consumer, p.label)) for f in inner]
+            placed += [FuseAt(o, "fuse_at", (p.consumer, reduction_labels(algorithm, o)[-1])) for o in others]
+            for config in _configs(shape, p):
+                yield (*placed, p), {p.consumer: config}
+
+
+def _sums_alike(shape: SchedulingProblem, output: str, host: str) -> bool:
+    """Return whether two outputs sum over the same labels, for the same blocks."""
+    algorithm = shape.algorithm
+    return reduction_labels(algorithm, output) == reduction_labels(algorithm, host) and algorithm[output].labels[:-1] == algorithm[host].labels[:-1]
+
+
+def _configs(shape: SchedulingProblem, p: AccumulateAt) -> Iterator[KernelConfig]:
+    """Yield the choices for the kernel: a block holds everything but the batches and the loop. None where that takes too many registers."""
+    algorithm = shape.algorithm
+    own, at_once, around = algorithm[p.consumer].labels, reduction_labels(algorithm, p.func), reduction_labels(algorithm, p.consumer)
+    blocks = {x: 1 for x in own[:-1] if x not in at_once}
+    single = {x: 1 for x in around if x != p.label}
+    columns = [algorithm[o].labels[-1] for o in shape.outputs] + [x for f in algorithm.needed_by(shape.outputs) for x in reduction_labels(algorithm, f)]
+    whole = {x: 0 for x in (*own, *columns) if x != p.label} | blocks | single
+    extents = {x: next_power_of_two(shape.sizes[x]) for x, size in whole.items() if not size}
+    if not {*at_once} <= extents.keys():
+        return
+    held = math.prod(extents.pop(x) for x in at_once)
+    area = held * max(extents.values(), default=1)
+    few = shape.programs(blocks) < shape.target.multiprocessors
+    for most, longest, step, warps, stages in (FEW_PROGRAMS, *FORMS) if few else FORMS:
+        if area <= most and held <= longest:
+            tiles = whole | {p.label: min(step, max(16, next_power_of_two(shape.sizes[p.label])))}
+            order = (*single, p.label) if single else ()
+            yield KernelConfig(p.consumer, tuple(blocks.items()), tuple(tiles.items()), reordered=order, num_warps=warps, num_stages=stages)
+            return
+
+
+__all__ = ["SHORT", "accumulated_placements", "accumulated_tiles", "whole_sum_ways"]

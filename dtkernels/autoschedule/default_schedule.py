@@ -37,7 +37,7 @@ def default_schedule(
     f = fusion(algorithm, outputs, sizes, itemsize, target)
     ways = f.by_time(list(f.ways()))
     added = [] if in_order else f.adding_terms(ways[0])
-    for g, way in (*added, *f.sharing_sums(ways[0]), *f.storing_operands(ways[0]), *((f, way) for way in ways)):
+    for g, way in (*added, *f.finishing_sums(ways[0]), *f.sharing_sums(ways[0]), *f.storing_operands(ways[0]), *((f, way) for way in ways)):
         if (found := g.scheduled(*way, itemsize)) is not None:
             return found
     return next(schedules(algorithm, outputs, sizes, itemsize, target))

@@ -17,11 +17,13 @@ from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, with_operands
 from ..lang.errors import DTError
 from ..lang.parts.shared_sums import shared_sum_names
-from ..lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, host
+from ..lang.schedule import AccumulateAt, Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
+from .accumulated_outputs import SHORT, whole_sum_ways
 from .added_terms import added_terms, problem_of_terms, share_of_additions, with_additions
 from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig, joined
+from .cost.kernel_plan import plans
 from .cost.predicted_time import predicted_time
 from .fit_resources import fit_registers, fit_resources
 from .kept_sums import goes_over_again, with_kept_sums
@@ -173,6 +175,16 @@ class Fusion:
         ways = g.by_time(list(g.ways())) if names else []
         return [(g, way) for way in ways[:1] if g.time(way) < SHARED * self.time(usual)]
 
+    def finishing_sums(self, usual: Way) -> list[tuple[Fusion, Way]]:
+        """Return the best way that finishes an output in the kernel of another (accumulated_outputs.py), if predicted to be well faster than ``usual``."""
+        if 0 in self.sizes.values():
+            return []
+        best = min(whole_sum_ways(self.shape), key=self.time, default=None)
+        if best is None or self.time(best) >= SHORT * self.time(usual):
+            return []
+        fitting = self.scheduled(*best, self.shape.types or self.shape.itemsize)  # where a GPU has less room, smaller tiles would be added up in memory
+        return [] if fitting is None or any(plan.added for plan in plans(str(fitting), self.shape.known)) else [(self, best)]
+
     def adding_terms(self, usual: Way) -> list[tuple[Fusion, Way]]:
         """Return the way that adds the terms of sums to memory where their indices say (added_terms.py), if predicted to be well faster than ``usual``."""
         names = added_terms(self.shape) if 0 not in self.sizes.values() else {}
@@ -206,7 +218,8 @@ class Fusion:
         """Return the legal schedule of one way to fuse, within the memory limit and the room of the GPU; None if there is none."""
         tiles = dict(kernels)
         for root in kernels:
-            tiles[root] = self.warp_specialized_tiles(root, fused, tiles, self.compiled) or tiles[root]
+            if not any(isinstance(p, AccumulateAt) and p.consumer == root for p in fused):
+                tiles[root] = self.warp_specialized_tiles(root, fused, tiles, self.compiled) or tiles[root]
         forms = self._forms(fused, tiles)
         for tried in (*(form + Schedule(more) for more in self._pieces((fused, kernels)) for form in forms), *forms):
             if self.is_legal(tried):

@@ -197,7 +197,7 @@ def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple
     if not left_out & {"tail_wave", "descriptors"}:  # a tail is for kernels with descriptors
         kernels = add_tail_wave(kernels, program, root, lambda smaller: lower_root(smaller, root))
     tell("tail_wave", kernels)
-    return (*(k for a in program.accumulated if a.host == root for k in _zeroing_kernels(program, a)), *kernels)
+    return (*(k for a in program.accumulated if a.host == root and not a.complete for k in _zeroing_kernels(program, a)), *kernels)
 
 
 def _is_only_added(program: Program, root: str) -> bool:

@@ -84,6 +84,8 @@ class Algorithm:
     ranks: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
     #: Funcs that a schedule made of operands of products: they have the dtype of those, see codegen/prelower/named_operands.py
     operands: frozenset[str] = field(default=frozenset(), repr=False)
+    #: (Func, scalar): gradients of scalars, which have the dtype of the scalar's tensor
+    scalar_gradients: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @cached_property
     def _by_name(self) -> dict[str, Definition]:

@@ -419,6 +419,7 @@ class Accumulation:
     plain: bool = False  #: ``result`` is the sum as it is, and in float32 needs no copy
     blocks: tuple[tuple[str, int], ...] = ()  #: of the kernels that clear and convert
     tiles: tuple[tuple[str, int], ...] = ()
+    complete: bool = False  #: a program has all terms of its elements at once: nothing is added in memory, and ``result`` is stored there
 
 
 @dataclass(frozen=True)

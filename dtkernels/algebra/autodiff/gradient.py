@@ -83,7 +83,8 @@ def gradient(
     returned = outputs + saved.extra + saved.products
     backward = merge_equal_operands(merge_equal_funcs(join_sums(sum_rows_first(backward)), tuple(grads.values())))
     backward = _gradients_in_float32(algorithm, outputs, backward, grads)
-    backward = replace(backward, stands_for=computed_input_sources(saved.forward, backward, r.adjoint_inputs))
+    of_scalars = tuple((func, name) for name, func in grads.items() if name in algorithm.scalars)
+    backward = replace(backward, stands_for=computed_input_sources(saved.forward, backward, r.adjoint_inputs), scalar_gradients=of_scalars)
     return Gradient(saved.forward, returned, backward, r.adjoint_inputs, grads, saved.products)
 
 
@@ -110,7 +111,7 @@ def savable_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Pr
 
 
 def _gradients_in_float32(forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: dict[str, str]) -> Algorithm:
-    """Return gradients of scalars in float32, and those of inputs where results are cast, if the inputs feed no product or backward does not read them.
+    """Compute gradients of scalars in float32, and return those of inputs in it where results are cast, if the inputs feed no product or backward does not read them.
 
     The adjoint then has the dtype of the cast, or does not count if that is float32, and the gradient of a float32 bias that is only added
     would be rounded to 16 bits.

@@ -81,6 +81,12 @@ class KernelPlan:
         plan.scattered = self._scattered(plan.blocks)
         return plan
 
+    @property
+    def added(self) -> dict[str, str]:
+        """Return the Funcs to whose sums the programs add in memory, and in which order: not those of which a program has all terms at once."""
+        whole = {x for x, size in self.tiles.items() if not size and x not in self.blocks}
+        return {f.name: order for f, _ in self.members if (order := self.config.added.get(f.name)) and (f.picked_labels() or not {*f.reduced} <= whole)}
+
     def _split_labels(self, config: KernelConfig) -> dict[str, int]:
         """Return the labels of sums that several programs share, and in how many parts; 0 for one part a block."""
         return config.all_of("split") | {x: 0 for x, _ in config.blocks if x not in self.root.labels and x not in config.merges}

@@ -193,7 +193,7 @@ class KernelCount:
         parted = any(x not in self.halved and len(binary_parts(self.step.get(x, 1))) > 1 for p, *_ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, stores.written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
-                    stores.added, stores.cleared, len(plan.config.added), strips, parted, gathered, plan.paired, merges=plan.apart or int(merged > 0), float8=self.float8,
+                    stores.added, stores.cleared, len(plan.added), strips, parted, gathered, plan.paired, merges=plan.apart or int(merged > 0), float8=self.float8,
                     summed=plan.sums_operands and len(plan.products) == 1, parted_boxes=self._parts_boxes(),
                     computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips,
                     issued=0.0 if plan.products else self._issued(requests + short, heavy + light, exchanges), passes=passes,
@@ -222,7 +222,7 @@ class KernelCount:
             if last and last[0] in self.count and (not plan.products or self.sizes.get(last[0], 1) > self.loaded[last[0]]):  # parts of sectors
                 amount *= max(1.0, SECTOR / max(1.0, each * self.elements(self.loaded, last)))
             written += amount
-            if func.name in plan.config.added:
+            if func.name in plan.added:
                 again = self.elements(self.extent, func.reduced) if func.picked_labels() else self.times(self._revisited_labels(func), ())
                 added, cleared = added + 4.0 * self.elements(self.extent, func.labels) * again, cleared + self._cleared(func)
                 continue

@@ -39,6 +39,11 @@ def index_type(*tensors):
     return tl.int64 if max(last, *(t.numel() for t in tensors)) >= 2**31 - 2**20 else tl.int32
 
 
+def scalar_dtype(scalar):
+    """The dtype of a scalar's gradient."""
+    return scalar.dtype if isinstance(scalar, torch.Tensor) and scalar.dtype in (torch.float16, torch.bfloat16) else torch.float32
+
+
 def whole_numbers(func, **tensors):
     """Refuse tensors that do not hold integers."""
     for name, tensor in tensors.items():

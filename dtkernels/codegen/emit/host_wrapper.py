@@ -47,7 +47,7 @@ class Wrapper:
         self.counted = {label: (other, size) for label, other, size in program.counted}
         self.pieces = program.pieces
         self.merged = {p.label: p.parts for p in program.schedule.primitives if isinstance(p, Merge)}
-        self.accumulated = {a.func: a for a in program.accumulated}
+        self.accumulated = {a.func: a for a in program.accumulated if not a.complete}
         self.copied = {a.result: a.func for a in program.accumulated if a.plain}  #: results of float32 that are the sum itself
         self.aligned = {p.func for p in program.schedule.primitives if p.name == "align"}
         self.short_rows = frozenset(x for p in program.schedule.primitives if p.name == "specialize" for x in program.schedule.names(p.func, "specialize"))
@@ -358,6 +358,8 @@ class Wrapper:
             dtype = (
                 "torch.float32"
                 if w in self.accumulated
+                else f"scalar_dtype({scalar})"
+                if (scalar := dict(self.algorithm.scalar_gradients).get(w)) in self.scalars
                 else f"torch.{own}"
                 if (own := self.algorithm.own_dtype(w))
                 else "dtype"

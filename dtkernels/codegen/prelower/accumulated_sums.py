@@ -17,6 +17,9 @@ each block of ``l`` have a part of their own, to which one program adds after an
     f_parts[l_part, m, d] += rdot(s[m, l], K[l, d], l in block l_part);
     f[m, d] = rsum(f_parts[l_part, m, d], l_part) * scale;
 
+Where the kernel of ``g`` has all of ``l`` at once, by ``g.tensorize(l:0)``, the terms at the place are the whole sum: ``f`` is stored there, and
+needs neither a buffer nor a kernel.
+
 No program waits for another, so that no order of programs can block. Memory holds one part for each block: a block of several tiles,
 ``g.block(l:1024); g.tensorize(l:64)``, makes few parts of many steps.
 
@@ -89,6 +92,10 @@ class _Accumulated:
         places = self._places(node, bound)
         self._check_once(places, bound)
         self._check_whole(node, places)
+        if self._has_all_terms(node, places):
+            return self._computed_there(node, tuple(places.items()))
+        if self.asked.ordered:
+            self._check_without("split")
         parts = self._parts(node, places) if self.asked.ordered else ()
         return self._rewritten(node, tuple(places.items()), parts)
 
@@ -119,13 +126,17 @@ class _Accumulated:
         members = sorted(funcs_in_kernel(self.program, self.host))
         if along := [m for m in members if isinstance(algorithm[m].expr, ex.Scan)]:
             raise self._refuse("no scan runs in the same kernel", along[0], f"{name} in a kernel of its own")
-        for word in ("tail", "stream", "cluster", *(("split",) if self.asked.ordered else ())):
-            if said := [q for q in self.schedule.primitives if q.name == word and host(q.func, fused) == self.host]:
-                raise self._refuse(f"{word} is of a kernel that adds to no other sum", str(said[0]).rstrip(";"), f"{self.host} without {word}")
+        self._check_without("tail", "stream", "cluster")
         if parted := [a for p in self.schedule.of(self.host, "block", Sizes) for a in p.sizes if a.label not in algorithm[self.host].labels]:
             raise self._refuse("a sum in blocks is of a kernel that adds to no other sum", f"{self.host}.block({parted[0]})", f"{self.host} without it")
         if self.host in self._needed(node) and self.label not in algorithm[self.host].labels:
             raise self._refuse(f"the terms are known in the loop over {self.label}", f"{name}, made of the finished {self.host}", "a label of its result")
+
+    def _check_without(self, *words: str) -> None:
+        fused = self.schedule.fused()
+        for word in words:
+            if said := [q for q in self.schedule.primitives if q.name == word and host(q.func, fused) == self.host]:
+                raise self._refuse(f"{word} is of a kernel that adds to no other sum", str(said[0]).rstrip(";"), f"{self.host} without {word}")
 
     def _needed(self, node: ex.Expr) -> tuple[str, ...]:
         """Return the Funcs that the terms are made from."""
@@ -234,7 +245,32 @@ class _Accumulated:
                     found.append((free_name(f"{label}_part", self.algorithm), label, self.blocks[label]))
         return tuple(found)
 
+    def _has_all_terms(self, node: ex.Reduce | ex.Dot, places: dict[str, ex.Expr]) -> bool:
+        """Return whether the place has all terms of an element at once."""
+        return not any(any(ex.accesses(place)) for place in places.values()) and all(
+            x not in places or isinstance(at := places[x], ex.Label) and self._at_once(at.name) for x in node.labels
+        )
+
     # -- the program --------------------------------------------------------------------------------------------------
+
+    def _computed_there(self, node: ex.Reduce | ex.Dot, places: tuple[tuple[str, ex.Expr], ...]) -> Program:
+        """Return the program in which the kernel of the host computes the whole Func."""
+        made, algorithm = self.made, self.algorithm
+        name = free_name(f"{made.name}_sum", algorithm)
+        read = ex.Access(name, tuple(map(ex.Label, made.labels)))
+        finished = replace(made, expr=made.expr.transform(lambda n: read if n == node else n))
+        at = algorithm.definitions.index(made)
+        pair = (Definition(name, made.labels, node), finished)
+        algorithm = algorithm.with_definitions((*algorithm.definitions[:at], *pair, *algorithm.definitions[at + 1 :]))
+        kept = [q for q in self.schedule.primitives if q is not self.asked and not (q.func == made.name and q.name in _CUT)]
+        terms = {*self._needed(node)}
+        kept = [replace(q, args=(name, *q.args[1:])) if isinstance(q, FuseAt) and q.consumer == made.name and q.func in terms else q for q in kept]
+        whole = tuple(Sized(x, 0) for x in dict.fromkeys((*made.labels, *node.labels)) if x not in dict(places))
+        said: list[Primitive] = [FuseAt(f, "fuse_at", (self.host, self.label), self.asked.pos) for f in (name, made.name)]
+        said += [Sizes(name, "tensorize", whole)] if whole else []
+        schedule = Schedule((*_distinct(kept, said), *said, *self.program.implied()))
+        record = Accumulation(name, made.name, self.host, places, complete=True)
+        return replace(self.program, algorithm=algorithm, schedule=schedule, accumulated=(*self.program.accumulated, record))
 
     def _rewritten(self, node: ex.Reduce | ex.Dot, places: tuple[tuple[str, ex.Expr], ...], parts: tuple[tuple[str, str, int], ...]) -> Program:
         made, algorithm = self.made, self.algorithm

@@ -15,6 +15,7 @@ gets new entries, ``<op>_2``: code compiled with the old op still means the old 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ import torch
 
 from ..bounded_cache import BoundedCache
 from ..path_counters import checking
-from ..torch_support.dtypes import KERNEL_DTYPES
+from ..torch_support.dtypes import HALVES, KERNEL_DTYPES
 from ..torch_support.unsupported_autograd import refuse_forward_mode, without_derivative
 from .repeated_calls import RepeatedCalls
 
@@ -198,7 +199,7 @@ def _define(name: str, schema: str) -> None:
 
     def shaped(*args, **named):
         call = known[name].bind((), _arguments(known[name], args, named))
-        results = tuple(call.fitted.restore(r) for r in like_results(call.variant, call.fitted.tensors))
+        results = tuple(call.fitted.restore(r) for r in like_results(call.variant, call.fitted.tensors, call.scalars))
         return _without_written(known[name], results if len(results) > 1 else results[0])
 
     def differentiable(*args, **named):
@@ -275,8 +276,8 @@ def cast_to(value: object, dtype: torch.dtype | None) -> object:
     return value.to(dtype)
 
 
-def like_results(variant: Variant, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return empty tensors in the shapes, dtypes and strides of a variant's results."""
+def like_results(variant: Variant, tensors: dict[str, torch.Tensor], scalars: Mapping[str, object]) -> tuple[torch.Tensor, ...]:
+    """Return empty tensors in the shapes, dtypes and strides of a variant's results. ``scalars``: those of the call; numbers may be left out."""
     from ...lang import expr as ex
 
     a, sizes, dtype = variant.algorithm, variant.signature.extents(tensors), variant.signature.result_dtype(tensors)
@@ -288,7 +289,9 @@ def like_results(variant: Variant, tensors: dict[str, torch.Tensor]) -> tuple[to
         cast = a[output].expr
         own = getattr(torch, a.own_dtype(output)) if a.own_dtype(output) else dtype
         wide = dtype == torch.float64 and isinstance(cast, ex.Cast) and cast.dtype == "fp32"  # float64 stays float64
-        found.append(torch.empty([sizes[label] for label in a[output].labels], dtype=torch.float64 if wide else own, device=device))
+        scalar = scalars.get(dict(a.scalar_gradients).get(output, ""))
+        own = scalar.dtype if isinstance(scalar, torch.Tensor) and scalar.dtype in HALVES else torch.float64 if wide else own
+        found.append(torch.empty([sizes[label] for label in a[output].labels], dtype=own, device=device))
     return tuple(found)
 
 
@@ -354,7 +357,8 @@ def _fake_direction_entry(name: str, half: str):
         call = _graph_call(name, kind)
         variant = getattr(call.pair, half)
         given = [n for n in (*variant.signature.inputs, *variant.signature.scalars) if n not in call.numbers]
-        return list(like_results(variant, {n: v for n, v in zip(given, values) if n in variant.signature.inputs}))
+        named = dict(zip(given, values))
+        return list(like_results(variant, {n: v for n, v in named.items() if n in variant.signature.inputs}, named))
 
     return shaped
 

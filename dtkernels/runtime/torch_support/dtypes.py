@@ -9,6 +9,7 @@ import torch
 #: those that kernels compute with; ``lang.expr.DTYPES`` has torch's names of the same ones, ``codegen.analysis.product_types.BYTES`` their sizes
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 KERNEL_DTYPES = tuple(DTYPE_NAMES)
+HALVES = (torch.float16, torch.bfloat16)
 #: those that kernels read and write, and compute with in another dtype or in products alone
 FLOAT8_NAMES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int32, torch.int64)

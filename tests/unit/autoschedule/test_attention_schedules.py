@@ -125,7 +125,6 @@ def test_heads_of_one_query_that_share_no_keys_are_few_warps_each(columns, sizes
 
 
 @pytest.mark.parametrize("direction, func, sizes, group, tiles", [
-    ("backward", "d_Q", dict(b=30, h=8, m=77, l=77, d=64, n=64), 1, {"m": 64, "l": 0}), ("backward", "d_K", dict(b=30, h=8, m=77, l=77, d=64, n=64), 1, {"l": 128, "m": 0}),
     ("backward", "d_K", dict(b=2, h=52, m=923, l=39, d=112, n=112), 1, {"l": 64, "m": 64}), ("backward", "d_Q", dict(b=2, h=8, m=1000, l=1000, d=256, n=256), 1, {"m": 128, "l": 32}),
     ("forward", "attention", dict(b=8, h=16, m=1100, l=1100, d=64, n=64), 8, {"m": 64, "l": 64}),
 ])  # fmt: skip

@@ -155,6 +155,28 @@ def test_programs_that_share_a_block_add_their_own_terms(params, split, sizes):
         torch.testing.assert_close(got.double(), right, rtol=2.0**-18, atol=2.0**-18 * float(right.abs().max()))
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("sizes, split", [((1, 4, 37, 45, 16), ""), ((2, 4, 64, 33, 8), "{}:2"), ((1, 4, 3, 2, 4), "m:2")])
+@pytest.mark.parametrize("params", [*FORMS, {"group": 4}], ids=lambda p: " ".join(p))
+def test_a_block_of_all_keys_has_whole_sums_of_the_queries(params, sizes, split, order):
+    split = split.format("h_in" if "group" in params else "m")
+    program = one_sweep(params, 0, 16, order=order, more=f"d_total.fuse_at(d_K, m); {f'd_K.split({split});' if split else ''}")
+    given, exact = arguments(program, params, sizes, torch.float32)
+    text = emit(program, "call", None, True)
+    assert "atomic_add" not in text and "d_Q_sum_ptr" not in text and text.count("@triton.jit\ndef d_") == 1 + bool(split)
+    for got, right in zip(load_module(text, "sweep").call(*given), exact):
+        torch.testing.assert_close(got.double(), right, rtol=2.0**-18, atol=2.0**-18 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("before, after", [("", ""), ("", " * 2"), ("cast(", ", fp32)")])
+@pytest.mark.parametrize("sizes", [(19, 35, 9, 5), (1, 1, 1, 1)])
+def test_a_whole_sum_is_finished_where_its_terms_are(before, after, sizes):
+    m, l, d, e = sizes  # noqa: E741
+    text = CHAIN.format(before, after, 16).replace("g.block(l:16); g.tensorize(l:16", "g.tensorize(l:0") + "f.accumulate_at(g, m); " + BOTH
+    check(text, *random((m, d), (l, d), (m, e)))
+    assert dtkernels.compile(text).source.count("@triton.jit\ndef ") == 1
+
+
 def test_one_sweep_has_five_products_and_no_other_kernel_of_them():
     text = emit(one_sweep({"causal": True}, 16, 16), "call")
     kernel = text.split("def d_K_kernel(")[1].split("@triton.jit")[0]
