@@ -85,8 +85,8 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
         if config.tail and full:  # a kernel of its own, in pieces of the blocks
             again = -(-config.pieces * rest // cores)
             last = min(last, c.launch / 2 + _overlapped(c.quartered * again * busy / config.pieces, -(-again // 2) * waiting, c.rounds))
-        if config.stream and full:
-            last = min(last, _streamed(rest, busy, waiting, config, c, (cores, slots)))
+        if config.stream and full and (streamed := _streamed(rest, busy, waiting, config, c, (cores, slots))) is not None:
+            last = streamed
         hidden = c.overlap * (not config.persistent) if full else 0.0
         computing += last * (1 - hidden) + hidden * crowded * rest / slots
     computing = max(computing, c.start + work.longest * alone)
@@ -117,14 +117,14 @@ def _rounds(work: Work, config: KernelConfig, slots: int) -> tuple[float, int]:
     return work.programs / slots if config.order else 2.0 * -(-work.programs // (2 * slots)), 0
 
 
-def _streamed(rest: int, busy: float, waiting: float, config: KernelConfig, c: Rates, machine: tuple[int, int]) -> float:
-    """Return the microseconds of a last wave of ``rest`` blocks whose sums are split, and of the kernel that merges the parts."""
+def _streamed(rest: int, busy: float, waiting: float, config: KernelConfig, c: Rates, machine: tuple[int, int]) -> float | None:
+    """Return the microseconds of a last wave of ``rest`` blocks whose sums are split, and of the kernel that merges the parts; None where they are not."""
     parts = math.prod(n for _, n in config.stream)
     each = parts * (config.pieces if config.tail else 1)
     cores, slots = machine
     again, elements = -(-each * rest // cores), math.prod(size for _, size in config.blocks)
     if -(-each * rest // slots) >= each:  # the wrapper leaves it to the first kernel
-        return math.inf
+        return None
     merging = c.merge + 2 * 4 * rest * parts * elements / c.merge_rate + c.merge_part * parts
     return c.launch / 2 + _overlapped(again * busy / each, again * waiting / each, c.rounds) + merging
 
