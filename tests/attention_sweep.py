@@ -84,3 +84,12 @@ def by_default(params: dict, sizes: tuple[int, ...], target: Target) -> Program:
     group = params.get("group", 1)
     extents = {"b": b, "h": h, "m": m, "l": l, "d": d, "n": d} | ({"K_1": h // group, "h_in": group} if group > 1 else {})
     return Program(algorithm, default_schedule(algorithm, OUTPUTS, extents, 2, target))
+
+
+def check_gradients(module, program, params: dict, sizes: tuple[int, ...]) -> None:
+    """Compare the gradients for Q, K and V of a wrapper, on the GPU, with those in float64."""
+    given, exact = arguments(program, params, sizes, torch.bfloat16)
+    found = module.call(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in given))
+    for got, right in zip(found, exact):
+        error = (got.double().cpu() - right).norm() / right.norm()
+        assert error <= 2.0**-7, "operands and results are rounded to 8 bits, some of them twice"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton
-from attention_sweep import one_sweep
+from attention_sweep import by_default, one_sweep
 
 from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.codegen.emit.module import emit
@@ -50,6 +50,26 @@ def test_one_sweep_compiles(gpu, columns, keys, rows, warps, more, most, tmp_pat
     assert ("wgmma.mma_async" if gpu == "h200" else "mma.sync") in text
     assert "cp.reduce.async.bulk.tensor" in text if more else re.search(r"\b(red|atom)\.[a-z0-9.]*add[a-z0-9.]*f32", text)
     assert stack(compiled.asm["cubin"], tmp_path / "sweep.cubin") <= most
+
+
+#: GPU, form, batches, heads, queries, keys, columns, bytes that a thread may spill
+WHOLE = [("h200", {"causal": True}, (128, 16, 77, 77, 64), 112), ("h200", {}, (64, 12, 197, 197, 64), 48), ("h200", {"group": 3}, (138, 15, 39, 39, 224), 1280),
+         ("h200", {}, (64, 16, 128, 128, 96), 0), ("h200", {}, (8, 12, 128, 128, 64), 0), ("a100", {"causal": True}, (128, 16, 77, 77, 64), 400)]  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu, params, sizes, most", WHOLE)
+def test_one_kernel_of_short_sequences_compiles(gpu, params, sizes, most, tmp_path):
+    program = by_default(params, sizes, TARGETS[gpu])
+    assert "d_Q.accumulate_at(d_K, m, ordered);" in str(program.schedule)
+    b, h, m, l, d = sizes  # noqa: E741
+    shapes = {n: (b, h // params.get("group", 1), l, d) if n in ("K", "V") else (b, h, m) if n == "total_log" else (b, h, m, d) for n in program.algorithm.inputs}
+    given = [torch.empty(s, dtype=torch.float32 if n == "total_log" else torch.bfloat16, device="meta") for n, s in shapes.items()]
+    module = load_module(emit(program, "call", TARGETS[gpu], True), "sweep")
+    (launch,) = record_launches(module, "call", (*given, *(0.125 for _ in program.algorithm.scalars)))
+    compiled = build(launch, TARGETS[gpu])
+    assert compiled.metadata.shared <= TARGETS[gpu].shared_bytes and "atom" not in compiled.asm["ptx"]
+    assert ("wgmma.mma_async" if gpu == "h200" else "mma.sync") in compiled.asm["ptx"]
+    assert stack(compiled.asm["cubin"], tmp_path / "whole.cubin") <= most
 
 
 @pytest.mark.parametrize("gpu", TARGETS)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_sweep import apart, arguments, by_default, one_sweep
+from attention_sweep import apart, by_default, check_gradients, one_sweep
 from gluon_programs import CAUSAL, PRODUCTS, SCORE, WINDOW, attention, product
 
 from dtkernels.algebra.pipeline import prepare
@@ -34,15 +34,6 @@ def compiled(text: str):
     for name in [n for n in vars(module) if n.endswith("_kernel") and "gluon" not in n]:
         setattr(module, name, Never())
     return module.call
-
-
-def check_gradients(module, program, params: dict, sizes: tuple[int, ...]) -> None:
-    """Compare the gradients for Q, K and V of a wrapper with those in float64."""
-    given, exact = arguments(program, params, sizes, torch.bfloat16)
-    found = module.call(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in given))
-    for got, right in zip(found, exact):
-        error = (got.double().cpu() - right).norm() / right.norm()
-        assert error <= 2.0**-7, "operands and results are rounded to 8 bits, some of them twice"
 
 
 def scaled(q, k, v, group, visible):
