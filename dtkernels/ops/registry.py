@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..lang.errors import DTError
+from ..runtime.bind import library_ops
 from ..runtime.bind.operator import Operator
 from ..runtime.signature.arguments import Interface
 
@@ -27,7 +28,15 @@ interfaces: dict[str, Interface] = {}  #: the argument names and shapes of the s
 @lru_cache(maxsize=64)
 def shipped(name: str) -> Operator:
     """Return a shipped op."""
-    return Operator(built[name]() if name in built else SPECS / f"{name}.yaml", interfaces.get(name))
+    return Operator(built[name]() if name in built else SPECS / f"{name}.yaml", interfaces.get(name), shipped=True)
+
+
+def is_shipped(name: str) -> bool:
+    """Return whether the package has an op of this name."""
+    return name in built or (SPECS / f"{name}.yaml").is_file()
+
+
+library_ops.is_shipped = is_shipped
 
 
 def shipped_names() -> tuple[str, ...]:
@@ -46,7 +55,7 @@ def register(path: str | Path) -> Operator:
 
     check_path(path)
     spec = load_spec(path)
-    if spec.op in shipped_names() or spec.op in built:
+    if is_shipped(spec.op):
         raise DTError(f"{path}: an op of the package is not replaced", found=repr(spec.op), allowed="another name")
     if hasattr(type(ops), spec.op) or spec.op in vars(ops):
         raise DTError(f"{path}: dtkernels.ops has something else of this name", found=repr(spec.op), allowed="another name")
@@ -76,7 +85,7 @@ def registered(name: str) -> Operator | None:
 
 def _unpickled(name: str) -> Operator:
     """Return the op that a pickle names. Raises DTError where this process has none."""
-    if name in shipped_names() or name in built:
+    if is_shipped(name):
         return shipped(name)
     if (found := registered(name)) is None:
         raise DTError(f"a pickle names the op {name!r}, which is not registered here", allowed="dtkernels.register(its spec) before it is read")

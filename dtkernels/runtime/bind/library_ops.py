@@ -15,7 +15,7 @@ gets new entries, ``<op>_2``: code compiled with the old op still means the old 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +37,14 @@ REMEMBERED = 1024  #: resolved pairs, by what compiled graphs say of their calls
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 known: dict[str, Operator] = {}  #: the ops of this process by entry name; among equal ops the latest
 _defined: set[str] = set()  #: names already registered with torch.library
+is_shipped: Callable[[str], bool] = frozenset[str]().__contains__  #: whether an op of the package has this name, even if nothing has called it: ops/registry.py says
+ENTRIES = ("inference", "open", "forward", "backward")
 
 
-def enter(operator: Operator) -> str:
-    """Return the entry name of an op: its own, with a number where another algorithm has that name already."""
+def enter(operator: Operator, shipped: bool) -> str:
+    """Return the entry name of an op: its own, with a number where another algorithm or an op of the package has that name. ``shipped``: it is of the package."""
     name, number = operator.name, 1
-    while _is_name_taken(name, operator):
+    while _is_name_taken(name, operator) or not shipped and any(is_shipped(n) for n in _names_of_ops(name)):
         number += 1
         name = f"{operator.name}_{number}"
     known[name] = operator
@@ -58,7 +60,12 @@ def _is_name_taken(name: str, operator: Operator) -> bool:
 
 
 def _entry_names(name: str) -> set[str]:
-    return {name, *(f"{name}_{entry}" for entry in ("inference", "open", "forward", "backward"))}
+    return {name, *(f"{name}_{entry}" for entry in ENTRIES)}
+
+
+def _names_of_ops(entry: str) -> set[str]:
+    """Return the names of ops that have an entry of this name."""
+    return {entry, *(entry.removesuffix(f"_{e}") for e in ENTRIES)}
 
 
 def _definition_key(operator: Operator) -> tuple:

@@ -51,10 +51,10 @@ class Operator:
 
     traced = False  #: whether this stands in for an operator while torch.compile traces a call
 
-    def __init__(self, spec: Spec | Path, interface: Interface | None = None):
+    def __init__(self, spec: Spec | Path, interface: Interface | None = None, shipped: bool = False):
         """``spec``: a spec, or the file of one. A file with a manifest beside it is parsed only when more than the manifest is needed.
 
-        ``interface``: the caller's names of the arguments, where a front function renames them.
+        ``interface``: the caller's names of the arguments, where a front function renames them. ``shipped``: it is an op of the package.
         """
         self._from, self.interface = spec, interface or Interface()
         manifest = read_manifest(spec) if isinstance(spec, Path) else None
@@ -65,7 +65,7 @@ class Operator:
         self._call_cache = CallCache(self.manifest.products)
         self._asking = threading.Lock()
         self._asked: int | None = None  #: the thread whose arguments are asked for
-        self.entry = library_ops.enter(self)
+        self.entry = library_ops.enter(self, shipped)
 
     @cached_property
     def spec(self) -> Spec:
