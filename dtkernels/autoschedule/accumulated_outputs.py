@@ -26,10 +26,11 @@ ROWS = 64  #: most rows of such a block
 PARTS = 8  #: most parts of a sum in a fixed order, if its blocks can be so large
 WIDE, WARPS = 128, 8  #: columns of a tile from which on three results of a program want this many warps
 #: (elements of a tile of what is summed at once by its columns, elements summed at once, step of the loop, warps, stages): the fastest of 12 to 40
-#: forms at each of 12 sizes of attention's gradients, benchmarks/h200/whole_sums.json
+#: forms at each of 19 sizes of attention's gradients, or within 15% of it, benchmarks/h200/whole_sums.json
 FORMS = ((2048, 256, 32, 4, 1), (8192, 256, 32, 4, 2), (16384, 128, 64, 8, 1), (16384, 256, 32, 8, 2))
 ITEMSIZE = 2  #: bytes of an element in those measurements
 FEW_PROGRAMS = (8192, 256, 128, 8, 1)  #: the same where multiprocessors are left without a program
+SPLIT = (16384, 128, 64, 8, 1)  #: and where these programs share a sum over heads
 SHORT = 0.84  #: the part of the usual way's predicted time below which such a kernel was faster at these sizes
 
 
@@ -118,13 +119,20 @@ def _configs(shape: SchedulingProblem, p: AccumulateAt) -> Iterator[KernelConfig
         return
     held = math.prod(extents.pop(x) for x in at_once)
     area = held * max(extents.values(), default=1)
+    split = _shares(shape, shape.programs(blocks), single)
     few = shape.programs(blocks) < shape.target.multiprocessors
-    for most, longest, step, warps, stages in (FEW_PROGRAMS, *FORMS) if few else FORMS:
+    for most, longest, step, warps, stages in ((SPLIT,) if split else (FEW_PROGRAMS, *FORMS) if few else FORMS):
         if area <= most and held <= longest:
             tiles = whole | {p.label: min(step, max(16, next_power_of_two(shape.sizes[p.label])))}
             order = (*single, p.label) if single else ()
-            yield KernelConfig(p.consumer, tuple(blocks.items()), tuple(tiles.items()), reordered=order, num_warps=warps, num_stages=stages)
+            yield KernelConfig(p.consumer, tuple(blocks.items()), tuple(tiles.items()), reordered=order, split=split, num_warps=warps, num_stages=stages)
             return
+
+
+def _shares(shape: SchedulingProblem, programs: int, around: dict[str, int]) -> tuple[tuple[str, int], ...]:
+    """Return in how many parts programs share the loop around, such that all run at once and take as many steps: 17 heads of 10 programs in 9 parts."""
+    most = shape.target.multiprocessors // max(1, programs)
+    return tuple((x, -(-n // -(-n // most))) for x in around if (n := shape.sizes[x]) > 1) if most > 1 else ()
 
 
 __all__ = ["SHORT", "accumulated_placements", "accumulated_tiles", "whole_sum_ways"]
