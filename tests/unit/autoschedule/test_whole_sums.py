@@ -34,13 +34,21 @@ def test_short_sequences_have_one_kernel_of_all_gradients(params, extents):
     assert {*kernels[0].writes} == {"d_Q", "d_K", "d_V"}
 
 
-@pytest.mark.parametrize("params, extents, parts", [({"causal": True, "group": 8}, (2, 32, 128, 128, 128), 8), ({"causal": True, "group": 4}, (6, 28, 50, 50, 128), 2), ({"group": 8}, (4, 24, 100, 60, 96), 8)])
+SHARED = [({"causal": True, "group": 8}, (2, 32, 128, 128, 128), 8), ({"causal": True, "group": 4}, (6, 28, 50, 50, 128), 2), ({"group": 8}, (4, 24, 100, 60, 96), 8)]
+
+
+@pytest.mark.parametrize("params, extents, parts", SHARED)
 def test_few_programs_share_their_heads(params, extents, parts):
     found, kernels = scheduled(backward(**params), sizes(*extents, params["group"]))
     assert "d_Q.accumulate_at(d_K, m, ordered);" in str(found) and found.sizes("d_K", "split") == {"h_in": parts} and len(kernels) == 2
 
 
-@pytest.mark.parametrize("itemsize, extents, params", [(2, (8, 12, 2048, 2048, 64), {}), (2, (64, 12, 300, 300, 64), {}), (4, (128, 16, 77, 77, 64), {}), (2, (10, 17, 111, 111, 72), {"causal": True, "group": 17})])
+OTHERS = [(2, (8, 12, 2048, 2048, 64), {}),
+          (2, (64, 12, 300, 300, 64), {}), (4, (128, 16, 77, 77, 64), {}),
+          (2, (10, 17, 111, 111, 72), {"causal": True, "group": 17})]
+
+
+@pytest.mark.parametrize("itemsize, extents, params", OTHERS)
 def test_others_do_not(itemsize, extents, params):
     """Keys that no tile holds; float32, which was not measured; 10 programs of 17 heads."""
     assert "accumulate_at" not in str(scheduled(backward(**params), sizes(*extents, params.get("group", 1)), itemsize)[0])
