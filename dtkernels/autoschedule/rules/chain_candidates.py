@@ -27,6 +27,7 @@ SHORT, SHORT_LOOP = 256, (64, 32, 4, 3)
 SEVERAL_PRODUCTS, SIDE = (((64, 64, 4, 2),), ((64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 8, 2))), 128
 #: the same for columns that two tiles hold: on an H100 within 2% of the fastest of twelve at 72 to 96 columns, and of eight at 160 and 192
 BY_TWO_TILES = ((64, 64, 4, 3), (128, 64, 8, 3))
+SHARES = (8, 16, 32)  #: programs of a multiprocessor that share long and short loops
 FEW = 16  #: rows of the smallest tile of the matrix units
 
 
@@ -45,9 +46,17 @@ def chain_candidates(shape: SchedulingProblem, root: str, members: list[str]) ->
         return
     ways = (chain, replace(chain, packing=False)) if chain.packed_groups() and shape.sizes[chain.rows[-1]] > 1 else (chain,)
     for way in ways:
-        if not plain:
-            yield from _of_several_products(way)
-        yield from chain_tiles(way)
+        for config in (*(() if plain else _of_several_products(way)), *chain_tiles(way)):
+            yield config
+            yield from _in_shares(way, config)
+
+
+def _in_shares(chain: Chain, config: KernelConfig) -> Iterator[KernelConfig]:
+    """Yield the same tiles with a sum that a mask does not cut short in more parts: programs that all run at once take as long as the longest of them."""
+    if config.split or not chain.has_mask() or chain.usual().split:
+        return
+    splits = (chain.even_split(dict(config.blocks), dict(config.tiles), programs) for programs in SHARES)
+    yield from (replace(config, **split) for split in splits if split)
 
 
 def _of_plain_pair(chain: Chain) -> Iterator[KernelConfig]:

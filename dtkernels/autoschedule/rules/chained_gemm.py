@@ -263,8 +263,8 @@ class Chain:
         """Return whether the chain is two products with one accumulator that reads the other's result in wide tiles."""
         return self.products() == 2 and self.accumulators() == 1 and not self.has_narrow_product()
 
-    def even_split(self, block: dict[str, int], tile: dict[str, int]) -> dict[str, Any]:
-        """Split, under a mask, a long sum that it does not cut short: its parts take equally long, those of a triangle do not.
+    def even_split(self, block: dict[str, int], tile: dict[str, int], programs: int = EVEN) -> dict[str, Any]:
+        """Split, under a mask, a long sum that it does not cut short: its parts take equally long, those of a triangle do not. ``programs``: of a multiprocessor.
 
         On an H100 gradients of 25 heads that share keys took 1.6 times as long for their work as those of heads that share none.
         """
@@ -274,7 +274,7 @@ class Chain:
         if not even or not bounded & set(own):
             return {}
         longest = max(even, key=lambda k: steps[k])
-        wanted = EVEN * self.shape.target.multiprocessors // max(1, self.shape.programs(block))
+        wanted = programs * self.shape.target.multiprocessors // max(1, self.shape.programs(block))
         parts = whole_parts(min(wanted, steps[longest], math.prod(steps.values()) // LONG))
         return {"split": ((longest, parts),)} if parts >= 2 else {}
 

@@ -69,6 +69,12 @@ def test_a_sum_under_a_mask_is_split_over_what_the_mask_does_not_cut(sizes):
     assert set(split) == {"h_in"} and 2 <= split["h_in"] <= 4
 
 
+def test_programs_that_all_run_at_once_share_long_and_short_loops():
+    """Blocks of 32 keys, none of them split, took 11.6 ms on an H200 with the gradient of queries, cuDNN 5.7."""
+    found = scheduled("backward", dict(b=4, h=86, m=4509, l=4509, d=32, n=32), causal=True, group=86)
+    assert found.sizes("d_K", "split").get("h_in", 1) > 1 and found.sizes("d_K", "block")["l"] >= 64
+
+
 def test_a_short_sum_under_a_mask_is_not_split():
     assert not scheduled("backward", dict(b=34, h=4, m=4, l=4, d=40, n=40), causal=True, group=2).sizes("d_K", "split")
 
