@@ -19,7 +19,7 @@ from ..lang.errors import DTError
 from ..lang.parts.shared_sums import shared_sum_names
 from ..lang.schedule import AccumulateAt, Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
-from .accumulated_outputs import SHORT, whole_sum_ways
+from .accumulated_outputs import FINISHING, whole_sum_ways
 from .added_terms import added_terms, problem_of_terms, share_of_additions, with_additions
 from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig, joined
@@ -180,7 +180,7 @@ class Fusion:
         if 0 in self.sizes.values():
             return []
         best = min(whole_sum_ways(self.shape), key=self.time, default=None)
-        if best is None or self.time(best) >= SHORT * self.time(usual):
+        if best is None or self.time(best) >= FINISHING * self.time(usual):
             return []
         fitting = self.scheduled(*best, self.shape.types or self.shape.itemsize)  # where a GPU has less room, smaller tiles would be added up in memory
         return [] if fitting is None or any(plan.added for plan in plans(str(fitting), self.shape.known)) else [(self, best)]
