@@ -82,9 +82,9 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     computing = c.start + full * crowded
     if rest:
         last = _overlapped(-(-rest // cores) * busy, waiting, sharp)
-        if config.tail and full:  # a kernel of its own, in pieces of the blocks
+        if config.tail and full and 2 * rest <= slots:  # a kernel of its own, in pieces of the blocks; the first kernel runs a fuller wave
             again = -(-config.pieces * rest // cores)
-            last = min(last, c.launch / 2 + _overlapped(c.quartered * again * busy / config.pieces, -(-again // 2) * waiting, c.rounds))
+            last = c.launch / 2 + _overlapped(c.quartered * again * busy / config.pieces, -(-again // 2) * waiting, c.rounds)
         if config.stream and full and (streamed := _streamed(rest, busy, waiting, config, c, (cores, slots))) is not None:
             last = streamed
         hidden = c.overlap * (not config.persistent) if full else 0.0
