@@ -56,7 +56,7 @@ def add_in_memory(lowering: _Lowering, d: Definition, env: dict[str, Tile], scop
     """Add the terms that are known under ``env`` to the buffer of ``d``, once all labels of the place are bound."""
     asked = lowering.added[d.name]
     wanted = {x for _, place in asked.places for x in ex.free_labels(place)}
-    if (asked.result if asked.complete else d.name) in lowering.stored or not wanted <= set(env):
+    if d.name in lowering.stored or not wanted <= set(env):
         return
     node = next(n for n in d.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)))
     node = _without_tests(node, asked)
@@ -81,25 +81,14 @@ def add_in_memory(lowering: _Lowering, d: Definition, env: dict[str, Tile], scop
     if past := single_elements_past(tuple(at[label] for label in node.labels)):
         value = Guard(value, past, 0.0)
     at |= {part: BlockNumber(lowering.counted[part][0]) for part in asked.parts}
-    if asked.complete:
-        _store_complete(lowering, d, at, value, scope)
-        return
     index = tuple(at[label] for label in d.labels)
     over = tuple(dict.fromkeys(a for i in index for a in sorted(nest.axes_of(i), key=lambda a: a.name)))
-    scope.body.append(Store(d.name, index, value, over, str(d), "sum"))
+    if asked.complete:
+        total = lowering.let(f"{d.name}_sum", value, scope, "", over)
+        value = lowering.let(d.name, lowering.tile(d.expr, at, scope, {node: total}), scope, str(d), over)
+        scope.record((d.name, index), value)
+    scope.body.append(Store(d.name, index, value, over, str(d), "" if asked.complete else "sum"))
     lowering.stored.append(d.name)
-
-
-def _store_complete(lowering: _Lowering, d: Definition, at: dict[str, Tile], value: Tile, scope: Scope) -> None:
-    """Store what is made of a sum of which all terms are known."""
-    made = lowering.algorithm[lowering.added[d.name].result]
-    index = tuple(at[label] for label in made.labels)
-    over = tuple(dict.fromkeys(a for i in index for a in sorted(nest.axes_of(i), key=lambda a: a.name)))
-    scope.record((d.name, index), lowering.let(d.name, value, scope, str(d), over))
-    value = lowering.let(made.name, lowering.tile(made.expr, dict(zip(made.labels, index)), scope, {}), scope, str(made), over)
-    scope.record((made.name, index), value)
-    scope.body.append(Store(made.name, index, value, over, str(made)))
-    lowering.stored.append(made.name)
 
 
 def _without_tests(node: ex.Reduce | ex.Dot, asked: Accumulation) -> ex.Reduce | ex.Dot:

@@ -255,22 +255,14 @@ class _Accumulated:
 
     def _computed_there(self, node: ex.Reduce | ex.Dot, places: tuple[tuple[str, ex.Expr], ...]) -> Program:
         """Return the program in which the kernel of the host computes the whole Func."""
-        made, algorithm = self.made, self.algorithm
-        name = free_name(f"{made.name}_sum", algorithm)
-        read = ex.Access(name, tuple(map(ex.Label, made.labels)))
-        finished = replace(made, expr=made.expr.transform(lambda n: read if n == node else n))
-        at = algorithm.definitions.index(made)
-        pair = (Definition(name, made.labels, node), finished)
-        algorithm = algorithm.with_definitions((*algorithm.definitions[:at], *pair, *algorithm.definitions[at + 1 :]))
-        kept = [q for q in self.schedule.primitives if q is not self.asked and not (q.func == made.name and q.name in _CUT)]
-        terms = {*self._needed(node)}
-        kept = [replace(q, args=(name, *q.args[1:])) if isinstance(q, FuseAt) and q.consumer == made.name and q.func in terms else q for q in kept]
-        whole = tuple(Sized(x, 0) for x in dict.fromkeys((*made.labels, *node.labels)) if x not in dict(places))
-        said: list[Primitive] = [FuseAt(f, "fuse_at", (self.host, self.label), self.asked.pos) for f in (name, made.name)]
+        name = self.made.name
+        kept = [q for q in self.schedule.primitives if q is not self.asked and not (q.func == name and q.name in _CUT)]
+        whole = tuple(Sized(x, 0) for x in dict.fromkeys((*self.made.labels, *node.labels)) if x not in dict(places))
+        said: list[Primitive] = [FuseAt(name, "fuse_at", (self.host, self.label), self.asked.pos)]
         said += [Sizes(name, "tensorize", whole)] if whole else []
-        schedule = Schedule((*_distinct(kept, said), *said, *self.program.implied()))
-        record = Accumulation(name, made.name, self.host, places, complete=True)
-        return replace(self.program, algorithm=algorithm, schedule=schedule, accumulated=(*self.program.accumulated, record))
+        schedule = Schedule((*kept, *said, *self.program.implied()))
+        record = Accumulation(name, name, self.host, places, complete=True)
+        return replace(self.program, schedule=schedule, accumulated=(*self.program.accumulated, record))
 
     def _rewritten(self, node: ex.Reduce | ex.Dot, places: tuple[tuple[str, ex.Expr], ...], parts: tuple[tuple[str, str, int], ...]) -> Program:
         made, algorithm = self.made, self.algorithm

@@ -183,7 +183,7 @@ class ArgumentCheck:
         self.kernels = lower(program)
         self.hosts = {w: k.func for k in self.kernels for w in k.writes}  #: Func that is written -> the Func whose kernel writes it
         lowered = prelower(program)
-        self.added = {a.func for a in lowered.accumulated}
+        self.added = {a.func for a in lowered.accumulated if not a.complete}
         self.extents = lowered.algorithm  #: has the labels that ``merge`` declares too
         self.inputs, self.places = algorithm.inputs, {label: self.extents.extent_source(label) for label in whole_extent_labels(self.kernels)}
         self.constants = {label: self.extents.constant_extent(label) for label, source in self.places.items() if source is None}

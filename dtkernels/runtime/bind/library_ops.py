@@ -23,7 +23,7 @@ import torch
 
 from ..bounded_cache import BoundedCache
 from ..path_counters import checking
-from ..torch_support.dtypes import HALVES, KERNEL_DTYPES
+from ..torch_support.dtypes import KERNEL_DTYPES, scalar_gradient_dtype
 from ..torch_support.unsupported_autograd import refuse_forward_mode, without_derivative
 from .repeated_calls import RepeatedCalls
 
@@ -296,8 +296,7 @@ def like_results(variant: Variant, tensors: dict[str, torch.Tensor], scalars: Ma
         cast = a[output].expr
         own = getattr(torch, a.own_dtype(output)) if a.own_dtype(output) else dtype
         wide = dtype == torch.float64 and isinstance(cast, ex.Cast) and cast.dtype == "fp32"  # float64 stays float64
-        scalar = scalars.get(dict(a.scalar_gradients).get(output, ""))
-        own = scalar.dtype if isinstance(scalar, torch.Tensor) and scalar.dtype in HALVES else torch.float64 if wide else own
+        own = scalar_gradient_dtype(a, output, scalars) or (torch.float64 if wide else own)
         found.append(torch.empty([sizes[label] for label in a[output].labels], dtype=own, device=device))
     return tuple(found)
 

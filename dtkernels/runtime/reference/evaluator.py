@@ -17,7 +17,7 @@ from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.extents.sources import size_from
 from ..signature.signature import promoted, size_sources
-from ..torch_support.dtypes import FLOAT8_NAMES, HALVES
+from ..torch_support.dtypes import FLOAT8_NAMES, scalar_gradient_dtype
 from . import philox
 from .float8 import to_float8
 from .scans import scanned
@@ -90,9 +90,7 @@ class _Evaluator:
             cast, own = self.algorithm[name].expr, self.algorithm.own_dtype(name)
             dtype = getattr(torch, own) if own else self.result
             dtype = self.compute if isinstance(cast, ex.Cast) and cast.dtype == "fp32" else dtype  # float64 stays float64
-            scalar = self.scalars.get(dict(self.algorithm.scalar_gradients).get(name, ""))
-            dtype = scalar.dtype if isinstance(scalar, torch.Tensor) and scalar.dtype in HALVES else dtype
-            found.append(self.known[name].data.to(dtype))
+            found.append(self.known[name].data.to(scalar_gradient_dtype(self.algorithm, name, self.scalars) or dtype))
         return tuple(found)
 
     def _write(self, d: Definition) -> None:
