@@ -122,7 +122,8 @@ class Trials:
         if self.programs:
             yield from programs.problems(self.programs, self.options.directions)
             return
-        streams = {op: domains.sizes(self.options.seed, op) for op in self.options.ops}
+        found = self.options.strata.search
+        streams = {op: (size for size in domains.sizes(self.options.seed, op) if found(size.stratum)) for op in self.options.ops}
         drawn = ((op, next(sizes).shape) for _ in itertools.count() for op, sizes in streams.items())
         for op, shape in itertools.chain(self.options.first, drawn):
             labels = labels_of(op, shape)
@@ -146,7 +147,8 @@ class Trials:
                 self.gpus.send(worker, trial, ("measure", work, funcs, (work, whole.text(), plan.root), artefact, float("inf"), ()), 30.0)
 
     def _write(self) -> None:
-        asked = f"--programs '{self.options.programs.pattern}'" if self.programs else f"--seed {self.options.seed}"
+        only = f" --strata '{self.options.strata.pattern}'" if self.options.strata.pattern else ""
+        asked = f"--programs '{self.options.programs.pattern}'" if self.programs else f"--seed {self.options.seed}{only}"
         by = {**self.about, "date": str(date.today()), "command": f"benchmarks/candidate_trials.py {asked}"}
         kinds = dict.fromkeys(w.group for w in self.times)
         write_matrices(self.options.out, by, [matrix_of_times(kind, {w: t for w, t in self.times.items() if w.group == kind}, by) for kind in kinds])
@@ -175,6 +177,14 @@ def shapes(text: str) -> tuple[tuple[str, str], ...]:
     return found  # type: ignore[return-value]
 
 
+def strata_named(text: str) -> re.Pattern:
+    """Parse a regular expression that is found in the words of a stratum."""
+    found = pattern(text)
+    if not any(found.search(s.words) for _, strata, _ in domains.DOMAINS.values() for s in strata):
+        raise argparse.ArgumentTypeError(f"no stratum has {text!r} in its words; see random_shapes.py --help")
+    return found
+
+
 def programs_named(text: str) -> re.Pattern:
     """Parse a regular expression that is found in the name of a program."""
     found = pattern(text)
@@ -188,6 +198,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser("candidate_trials", __doc__)
     parser.add_argument("--seed", type=at_least(0), default=1, help="under 1000: sizes of reports are not to be fitted to")
     parser.add_argument("--ops", type=some_of(domains.OPS), default=domains.OPS, help=f"comma-separated: {', '.join(domains.OPS)}")
+    parser.add_argument("--strata", type=strata_named, default=re.compile(""), metavar="REGEX", help="only sizes of these strata, such as 'one row|few rows'")
     parser.add_argument("--programs", type=programs_named, metavar="REGEX", help="instead of ops: those of tests/untuned_programs.py, by name")
     parser.add_argument("--directions", type=some_of(DIRECTIONS), default=DIRECTIONS, help="comma-separated: forward, backward")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "fp32"))

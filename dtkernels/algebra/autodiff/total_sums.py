@@ -38,8 +38,9 @@ def sum_rows_first(backward: Algorithm) -> Algorithm:
             rows, columns = node.labels, node.arg.labels  # type: ignore[attr-defined]
             factors = factors_of(node.arg.arg)  # type: ignore[attr-defined]
             summed = [f for f in factors if ex.free_labels(f) & {*rows}]
-            name, labels = fresh_name(f"{d.name}_rows", taken), tuple(x for x in backward.labels if x in columns)
-            made.append(Definition(name, labels, ex.Reduce("sum", product(summed), rows)))
+            total = ex.Reduce("sum", product(summed), rows)
+            name, labels = fresh_name(f"{d.name}_rows", taken), tuple(x for x in backward.labels if x in columns and x in ex.free_labels(total))
+            made.append(Definition(name, labels, total))
             rest = [f for f in factors if f not in summed]
             return ex.Reduce("sum", product([ex.Access(name, tuple(map(ex.Label, labels))), *rest]), columns)
 

@@ -272,7 +272,7 @@ class KernelCount:
         alone = vector >= ASYNC and not config.persistent
         if alone and self.plan.chained:
             return tile / vector * AHEAD * (config.stages - 1) if config.stages > 1 else tile / 4
-        return tile / vector * (1.0 if alone else 2.0 + max(1.0, vector / 4))
+        return tile / vector * (1.0 if alone else 1.0 + max(1.0, vector / 4))
 
     def _run(self, last: tuple[str, ...], each: int) -> float:
         """Return the bytes of a row of a program's block: what lies contiguous."""

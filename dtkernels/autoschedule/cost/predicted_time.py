@@ -31,10 +31,14 @@ SUMMED = 1.53
 PARTED_BOX = 1.33
 PARTED_ALONE = 1.1  #: products of tiles in parts by specialized warps, which issue both parts before they wait: 78 times of 14 sizes on an H200
 IN_TURNS = 0.9  #: the time of two consumers in turn, relative to what other kernels of their tiles would take: with it the choice among 11 forms takes 1.016 of the best at 20 sizes on an H200
+#: registers asked for over those there are, above which loads of single elements wait for one another, and what that costs: ptxas keeps 2.7 KB of a thread on the stack. 128 such
+#: loads of a thread took 4 to 14 times as long as predicted (39 times of sums of up to 128 rows of odd length, an H200)
+CRAMPED, ONE_BY_ONE = 1.2, 8.0
 TRIED = 0.74  #: the time of float32 products on an H100 with Triton 3.6, relative to the fitted rate
 DEEP = 32  #: terms in a step of three TF32 products from which on they take no longer
 #: what more than 128 rows, and more than 64 columns, of a tile of such add to their time: tiles of 128 x 64 took 0.84 to 0.96, and 0.89 to 0.99, of it at six sizes on an H100
 LARGER = 0.07, 0.07
+FEW_HELD = 2  #: programs of a multiprocessor, of which registers and shared memory leave no doubt
 ACROSS = 23  #: columns beside which rows that lie across the sum double the time: 2317 us, 1757 along it, by 64 columns of 2048 x 4096 x 8192; 1985 and 1790 by 128
 ACCUMULATORS = 64  #: sums of a thread beside which both parts of operands have registers
 
@@ -68,7 +72,17 @@ def rates_for(work: Work, rates: RatesOfKinds) -> Rates:
 
 
 def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> float:
-    """Return the microseconds of one kernel."""
+    """Return the microseconds of one kernel.
+
+    Registers of streamed products are estimated to a fifth. Where all their programs just run at once, the time is the mean of that and of one fewer at once.
+    """
+    taken = _time_of(work, config, c, target)
+    if work.products and not work.rows and work.held > FEW_HELD and (work.held - 1) * target.multiprocessors < work.programs <= work.held * target.multiprocessors:
+        taken = (taken + _time_of(work._replace(held=work.held - 1), config, c, target)) / 2
+    return taken
+
+
+def _time_of(work: Work, config: KernelConfig, c: Rates, target: Target) -> float:
     work = work._replace(multiplied=work.multiplied * float32_factor(work, config))
     cores, slots = target.multiprocessors, work.held * target.multiprocessors
     busy, waiting, bandwidth = _busy(work, config, c), _load_latency(work, config, c), c.bandwidth * target.bandwidth / FITTED_TO
@@ -99,6 +113,7 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     beginning = 0.0 if config.persistent else (c.begin + c.begin_warp * config.warps) * work.programs / cores
     slower = COMPUTED if work.computed and work.rows else SUMMED if work.summed and work.rows and work.itemsize == 2 and not work.ordinary else 1.0
     slower *= PARTED_BOX if work.parted_boxes and work.fetched else 1.0
+    slower *= 1 + ONE_BY_ONE * (work.spilled - CRAMPED) if work.narrow and work.rows and work.products == 1 and work.spilled > CRAMPED else 1.0
     shared = work.passes * work.programs / (c.passes * min(cores, work.programs))  # other programs of a multiprocessor load meanwhile
     took = c.launch + _overlapped(_overlapped(_overlapped(computing, moving, c.sharp), beginning, c.inner), shared, c.inner) * slower
     if work.merged:

@@ -161,7 +161,19 @@ class _Product:
             if self.shape.itemsize == 2 and min(m, n) <= NARROW and (ahead := combined(*(loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots))):
                 yield self._config(of, ahead)
 
+        yield from self._by_few_loads()
         yield from self._by_warpgroups(through, batch)
+
+    def _by_few_loads(self) -> Iterator[KernelConfig]:
+        """Yield schedules of few rows or columns beside rows that start at no multiple of 16 bytes: a thread loads few elements, and many programs run."""
+        m, n, k, batch = self._extents
+        if not (self._loose() and self.shape.itemsize == 2 and min(m, n) <= NARROW and len(self.dots) == 1):
+            return
+        cores = self.shape.target.multiprocessors
+        for of in gemm_candidates.tiles(m, n, k, batch, cores, known=gemm_candidates.LOOSE):
+            yield self._config(of)
+            for count in gemm_candidates.parts(self._blocks(m, n, of.rows, of.columns, batch), k // of.depth, cores, gemm_candidates.LOOSE_WAVES):
+                yield self._config(of, parts=count)
 
     def _by_blocks(self, of: GemmTile, through: dict[str, Any]) -> Iterator[KernelConfig]:
         """Yield schedules of a tile with descriptors and a program for each block; the result is stored by pointers, or through shared memory."""

@@ -123,8 +123,8 @@ def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: Kerne
 
 
 def distances(shape: SchedulingProblem, root: str, members: list[str], labels: list[str]) -> dict[str, int]:
-    """Return how far each label is from the last dimension in the tensors that have most of them."""
-    wanted = {*labels}
+    """Return how far each label is from the last dimension in the tensors that have most of them; one of extent 1 is in none."""
+    wanted = {x for x in labels if shape.sizes[x] > 1}
     places = [[frozenset(ex.free_labels(i) & wanted) for i in reversed(a.index)] for a in loaded_accesses(shape, root, members)]
     places += [[frozenset({x} & wanted) for x in reversed(shape.algorithm[m].labels)] for m in members if m == root or m in shape.outputs]
     most = max((len(set().union(*place)) for place in places if place), default=0)
