@@ -8,6 +8,7 @@ from ...codegen.powers_of_two import next_power_of_two
 
 STEPS = 8  #: anchors per power of two
 SMALL, LARGE = 128, 256  #: up to these, steps are shorter than 16, and of 16
+SHORT, SHORT_STEP = 64, 8  #: steps of rows this short: a rank of 17 is not decided as one of 31, which has twice the work
 REGULAR = 16  #: the default schedule and the builds distinguish sizes by divisibility up to this
 
 
@@ -21,6 +22,8 @@ def bucket_anchor(size: int, pitch: bool = True) -> int:
     if size <= REGULAR:
         return size
     alike = pitch or SMALL < size <= LARGE
-    step = max(REGULAR if alike else 1, next_power_of_two(size) // (2 * STEPS))
+    shortest = 1 if not alike else SHORT_STEP if size <= SHORT else REGULAR
+    step = max(shortest, next_power_of_two(size) // (2 * STEPS))
     above = -(-size // step) * step
-    return above - (math.gcd(size, REGULAR) % REGULAR if alike else (size % REGULAR > 0 and above % REGULAR == 0))
+    anchor = above - (math.gcd(size, REGULAR) % REGULAR if alike else (size % REGULAR > 0 and above % REGULAR == 0))
+    return max(anchor, size)
