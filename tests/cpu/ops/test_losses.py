@@ -343,6 +343,16 @@ def test_sparsemax(dtype):
     compare(ops.sparsemax, simplex, (0.1 * normal(3, 9).to(dtype),), 1e-5)
 
 
+def test_an_element_at_the_threshold_of_sparsemax_shares_the_gradient_of_all_or_of_none():
+    """-1/3 is the threshold of three zeros, and the fourth element is that, rounded down: it may count as part of the support or not, but for all alike."""
+    x, weights = torch.tensor([[0.0, 0.0, 0.0, -1 / 3]]), torch.tensor([[1.0, 2.0, 4.0, 8.0]])
+    (found,) = torch.autograd.grad((ops.sparsemax(x.requires_grad_()) * weights).sum(), x)
+    three, four = weights - weights[:, :3].mean(), weights - weights.mean()
+    three[0, 3] = 0
+    assert min((found - three).abs().max(), (found - four).abs().max()) < 1e-5
+
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("size", [4, 10])
