@@ -239,7 +239,7 @@ class ArgumentCheck:
             return next((b for b in stored if not any(map(empty, self.algorithm[b].labels))), None)
 
         for kernel in self.kernels:
-            root = kernel.writes[0]
+            root = kernel.writes[0] if kernel.writes[0] in self.algorithm else kernel.func  # the latter of one that stores parts of a sum
             if root in needed and any(map(empty, self.algorithm[root].labels)) and (other := left(kernel.writes)):
                 raise DTError(f"{other} is computed in the kernel of {root}, which has no programs here", found=f"{root} of no elements",
                               allowed=f"{other} in a kernel of its own")  # fmt: skip

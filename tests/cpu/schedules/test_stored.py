@@ -57,6 +57,16 @@ def test_an_output_in_the_kernel_of_one_without_elements():
     assert n.shape == (0, 5) and r.shape == (0,)
 
 
+def test_an_output_in_the_kernel_of_the_parts_of_a_sum_without_elements():
+    call = dtkernels.compile("""Func r, s, n; In A, B, C; Var x, z; RVar y; r[x] = rsum(A[y, x], y); s[x, y] = tanh(r[x]) + C[y];
+    n[x, z] = rdot(s[x, y], B[y, z], y); r.fuse_at(s, x); s.fuse_at(n, z); r.split(y:5); n.block(x:4, z:4); n.tensorize(x:4, z:4);
+    n.compile(); r.compile();""")
+    a, c = torch.randn(5, 6), torch.randn(5)
+    torch.testing.assert_close(call(a, torch.randn(5, 3), c)[1], a.sum(0))
+    with pytest.raises(dtkernels.DTError, match="r is computed in the kernel of n, which has no programs here"):
+        call(a, torch.empty(5, 0), c)
+
+
 def test_what_is_stored_in_a_loop_without_steps_is_refused():
     text = "Func s, y; In A; RVar x, c; s[x] = 2 * A[x, 0]; y[] = rsum(rsum(tanh(A[x, c] * s[x]), c), x); s.fuse_at(y, c); y.compile(); s.compile();"
     call = dtkernels.compile(text)
