@@ -366,8 +366,8 @@ def approximations(shape: SchedulingProblem, members: list[str]) -> Pairs:
         sides = (n.left, n.right)
         used -= {s.fn for s in sides if isinstance(s, ex.Call) and any(isinstance(other, ex.Const) for other in sides)}
         used -= {"tanh", "erfc"} & _functions_of_factors(n.left) & _functions_of_factors(n.right)
-    wide = [e for m in members if isinstance(e := shape.algorithm[m].expr, ex.Cast) and e.dtype == "fp32"]
-    used -= {n.fn for e in wide for n in e.walk() if isinstance(n, ex.Call)}
+    wide = tuple(d.name for d in shape.algorithm.definitions if isinstance(d.expr, ex.Cast) and d.expr.dtype == "fp32")
+    used -= {n.fn for m in {*shape.algorithm.needed_by(wide)} & {*members} for n in shape.algorithm[m].expr.walk() if isinstance(n, ex.Call)}
     known = shape.result_bytes() == 2 and shape.target.backend == "cuda" and isinstance(shape.target.arch, int) and shape.target.arch >= 75
     return tuple((f, "") for f in APPROXIMATIONS if f in used) if known else ()
 
