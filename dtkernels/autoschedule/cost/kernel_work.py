@@ -26,6 +26,7 @@ BASE, VALUE, READ, CARRIED = 22, 0.3, 0.38, 0.55  #: registers of a thread, and 
 #: group norm, tanh, hard swish and a log of a sum). Triton emits each operation for all elements of a thread, one operation after the other
 MANY_OPERATIONS, LIVE_OF_MANY = 60, 16.0
 SINGLE = 1.0  #: registers that an element takes besides where it is loaded by itself, and has an address: ptxas gave five kernels of softmax 0.9 to 1.3
+SINGLE_DOWN = 1.2  #: the same besides, of loads and stores beside more than ``FITTED`` sums down columns: 16 elements of a thread took 171 registers, 8 took 90 (DyT's gradients, odd rows)
 FITTED = 2  #: sums of a loop, of those kernels; more down columns take registers of their own each: four of 8 elements spilled 224 bytes at 64
 AHEAD = 3.5  #: registers of each copy of 16 bytes that a loop of several products has under way: attention's gradients took 3.4 to 7 for one and two
 SPILLING = 0.8  #: the part of its registers from which on a thread of such a kernel spilled some
@@ -175,7 +176,10 @@ class KernelCount:
                 copied, copies = copied + 2 * self._unique(read, each), copies + 1
         multiplied, rows, columns = (0.0, 0, 0) if streamed else self._multiplied()
         ordinary = any(self._is_ordinary(p) for p, *_ in plan.products)
-        held, spilled = self._resident(rows, streamed, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued if plan.products else SINGLE * sum(single.values()), live)
+        addressed = SINGLE * sum(single.values())
+        if not plan.products and self._sums_down(max([1.0, *(self.elements(self.step, labels) for labels in plan.results)])) > FITTED:
+            addressed += SINGLE_DOWN * (sum(single.values()) + self._stored_singly())
+        held, spilled = self._resident(rows, streamed, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued if plan.products else addressed, live)
         at_once = min(programs, held * self.target.multiprocessors)
         memory = self._memory(reads, programs, at_once)
         stores = self._stores(streamed, programs)
@@ -457,15 +461,27 @@ class KernelCount:
         summed = {r.tensor for f, _ in plan.members if f.reduced for r in f.reads}
         held = summed if any(a.read.tensor in summed for a in plan.accesses) else {a.read.tensor for a in plan.accesses}
         wide = {a.read.tensor for a in plan.accesses if a.read.tensor in held and 2 * self.elements(self.step, tuple([x for x, _ in a.read.labels])) >= most}
-        carried = 0
-        for func, _ in plan.members:
-            carried += func.name not in plan.rescaled and self._is_looped(func.reduced) and 2 * self.elements(self.step, (*func.labels, *func.reduced)) >= most
+        carried = self._carried(most)
         operations = sum(special + other for labels, special, other, *_ in plan.arithmetic if 2 * self.elements(self.step, labels) >= most)
         sums = any(2 * self.elements(self.step, (*f.labels, *f.reduced)) >= most for f, _ in plan.members if f.reduced)
         if operations > MANY_OPERATIONS and not sums:
             return LIVE_OF_MANY
-        fitted, down = VALUE + READ * len(wide) + CARRIED * carried, not {*plan.root.reduced} & {x for a in plan.accesses for x in a.read.last}
-        return max(fitted, carried + len(wide) / 2) if carried > FITTED and down else fitted
+        fitted = VALUE + READ * len(wide) + CARRIED * carried
+        return max(fitted, carried + len(wide) / 2) if self._sums_down(most) > FITTED else fitted
+
+    def _carried(self, most: float) -> int:
+        """Return the number of sums that a loop carries for each element of a tile of ``most``."""
+        sums = [f for f, _ in self.plan.members if f.name not in self.plan.rescaled and self._is_looped(f.reduced)]
+        return sum(2 * self.elements(self.step, (*f.labels, *f.reduced)) >= most for f in sums)
+
+    def _sums_down(self, most: float) -> int:
+        """Return the same of sums down columns, 0 of sums along rows."""
+        return 0 if {*self.plan.root.reduced} & {x for a in self.plan.accesses for x in a.read.last} else self._carried(most)
+
+    def _stored_singly(self) -> float:
+        """Return the elements of a step that are stored one by one, as rows begin anywhere."""
+        odd = (f for f in self.plan.writes if self._vector(f.labels[-1:], self.bytes_of(f.name)) < ASYNC and not self.plan.config.aligned)
+        return sum(self.elements(self.step, f.labels) for f in odd)
 
     def _unique(self, read: Read, each: int) -> float:
         found = float(each)
