@@ -167,7 +167,8 @@ class _Product:
     def _by_few_loads(self) -> Iterator[KernelConfig]:
         """Yield schedules of few rows or columns beside rows that start at no multiple of 16 bytes: a thread loads few elements, and many programs run."""
         m, n, k, batch = self._extents
-        if not (self._loose() and self.shape.itemsize == 2 and min(m, n) <= NARROW and len(self.dots) == 1):
+        largest = max(map(self.shape.elements, self._sides()), default=0) * self.shape.itemsize
+        if not (self._loose() and self.shape.itemsize == 2 and min(m, n) <= NARROW and len(self.dots) == 1 and largest >= gemm_candidates.LOOSE_BYTES):
             return
         cores = self.shape.target.multiprocessors
         for of in gemm_candidates.tiles(m, n, k, batch, cores, known=gemm_candidates.LOOSE):

@@ -36,7 +36,7 @@ ALONE = GemmTile(128, 128, 128, 8, 3)
 #: tiles of which a thread loads few elements, for rows that start at no multiple of 16 bytes, and waves of so many programs, which hide each other's loads: 57 x 11545 sums of 2486
 #: took 48 us by 64 x 128 of 32 terms in 8 parts, 7 x 3397 sums of 9095 41 by 16 x 128 of 64 in 8 parts, 45 and 62 by 64 columns (an H200)
 LOOSE = tuple(GemmTile(*t) for t in ((16, 64, 64, 4, 3), (16, 128, 64, 4, 3), (32, 64, 64, 4, 3), (32, 128, 64, 4, 3), (64, 64, 64, 4, 3), (64, 128, 32, 8, 3), (64, 128, 64, 8, 3)))
-LOOSE_WAVES = 6.0
+LOOSE_WAVES, LOOSE_BYTES = 6.0, 1 << 24  #: and bytes of the larger operand: gradients of 1450 x 1259 by 53 columns took 42 us with such tiles, 35 without
 #: tiles of two parts: whole waves of them may leave less idle than powers of two do; not measured
 PARTED = tuple(GemmTile(*t) for t in ((64, 96, 64, 4, 5), (64, 192, 64, 4, 4), (128, 96, 64, 4, 4), (128, 192, 64, 8, 3), (192, 128, 64, 8, 3)))
 #: the same of float32 products: each within 4% of the fastest at several of 264 measured kernels of schedule_tables/nvidia_h200/measurements.safetensors

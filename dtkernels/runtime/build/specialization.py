@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ANY_PRECISION = "any"  #: of a kernel whose code does not depend on the precision setting of float32 products
 PARTS = "_part"  #: ends the label that numbers the parts of a split sum: not a dimension of what is computed
 _WIDEST = 16  #: bytes of the widest load
-LARGE = 1 << 22  #: bytes of a tensor: softmax of 34852 x 326 bf16 takes 22.9 us by loads of 2 bytes and 18.4 by loads of 4, of 3000 x 326 7.3 and 7.1
+LARGE = 1 << 21  #: bytes of a tensor: softmax of 34852 x 326 bf16 takes 22.9 us by loads of 2 bytes and 18.4 by loads of 4, of 3000 x 326 7.3 and 7.1; 34999 x 44 11.6 by loads of 2, compile 8.1
 _STEPS = re.compile(r"_stride_|_size_|^size_")  #: of parameters that offsets are made of: strides, sizes of dimensions, extents
 
 
