@@ -137,6 +137,14 @@ def test_sizes_of_one_bucket_are_decided_alike():
     assert [c.row for c in take(rows, 3001, 999)] == [c.row for c in take(rows, 2999, 999)]
 
 
+@pytest.mark.parametrize("pitch", [True, False])
+def test_a_bucket_is_represented_by_a_size_of_its_own(pitch):
+    for size in range(1, 5000):
+        anchor = bucket_anchor(size, pitch)
+        assert size <= anchor == bucket_anchor(anchor, pitch) and anchor < size + max(8, size / 4) + 1, size
+        assert not pitch or math.gcd(anchor, 16) == math.gcd(size, 16)
+
+
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_at_its_own_sizes_every_row_is_taken(path):
     rows = read_rows(path.read_text(), str(path))
