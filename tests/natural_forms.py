@@ -45,9 +45,6 @@ FORMS = {
         lambda A, B: torch.nn.functional.rms_norm(A @ B, (B.shape[1],), eps=0.001), WIDE, 1),
     "rows by the sum of others": (
         "Func t, f; In A, W; Var b, x; RVar z; t[b] = rsum(W[b, z], z); f[b, x] = A[b, x] * t[b];", lambda A, W: A * W.sum(1, keepdim=True), {"A": (5, 1000), "W": (5, 77)}, 1),
-    "a tensor along two labels": (
-        "Func t, f; In A, B; Var y; RVar x, z, l; t[z, y, l, x] = B[y] - A[x, l]; f[y] = rsum(rsum(t[z, y, l, x], x) - A[z, l], z, l);",
-        lambda A, B: len(A) * (A.numel() * B - A.sum()) - A.sum(), {"A": (3, 4), "B": (9,)}, 1),
     "softmax down columns of what is given": ("Func t, f; In A; Var x, y; t[y] = rsum(exp(A[x, y]), x); f[x, y] = exp(A[x, y]) / t[y];", lambda A: torch.softmax(A, 0), {"A": (300, 20)}, 50),
     "softmax down short columns": ("Func t, f; In A; Var b, x, y; t[b, y] = rsum(exp(A[b, x, y]), x); f[b, x, y] = exp(A[b, x, y]) / t[b, y];", lambda A: torch.softmax(A, 1), {"A": (3, 40, 20)}, 50),
     "columns without their mean": ("Func f; In A; Var x, y; RVar z; f[x, y] = A[x, y] - rmean(A[z, y], z);", lambda A: A - A.mean(0), {"A": (300, 20)}, 1),

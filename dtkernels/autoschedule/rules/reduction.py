@@ -356,7 +356,7 @@ def approximations(shape: SchedulingProblem, members: list[str]) -> Pairs:
     """Return the functions that few instructions compute, where results of 16 bits hide their error.
 
     Not where a constant cancels most of the value, as in 1 + tanh(x), or another value of the same function, as in erfc(x) - erfc(y),
-    nor in what a cast keeps in 32 bits. Logarithms and expm1 lose two bits at most in a sum; the few of a row's number stay as they are.
+    nor in what a cast keeps in 32 bits, but for terms of sums in other Funcs. Logarithms and expm1 lose two bits at most in a sum; the few of a row's number stay as they are.
     """
     nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
     terms = {m: () if shape.dots(m) else reduction_labels(shape.algorithm, m) for m in members}
@@ -366,10 +366,26 @@ def approximations(shape: SchedulingProblem, members: list[str]) -> Pairs:
         sides = (n.left, n.right)
         used -= {s.fn for s in sides if isinstance(s, ex.Call) and any(isinstance(other, ex.Const) for other in sides)}
         used -= {"tanh", "erfc"} & _functions_of_factors(n.left) & _functions_of_factors(n.right)
-    wide = tuple(d.name for d in shape.algorithm.definitions if isinstance(d.expr, ex.Cast) and d.expr.dtype == "fp32")
-    used -= {n.fn for m in {*shape.algorithm.needed_by(wide)} & {*members} for n in shape.algorithm[m].expr.walk() if isinstance(n, ex.Call)}
+    used -= _functions_of_wide_results(shape.algorithm)
     known = shape.result_bytes() == 2 and shape.target.backend == "cuda" and isinstance(shape.target.arch, int) and shape.target.arch >= 75
     return tuple((f, "") for f in APPROXIMATIONS if f in used) if known else ()
+
+
+def _functions_of_wide_results(algorithm: Algorithm) -> set[str]:
+    """Return the functions of what is cast to float32, and of the Funcs that it is made of without a sum between."""
+    todo = [d.expr for d in algorithm.definitions if isinstance(d.expr, ex.Cast) and d.expr.dtype == "fp32"]
+    found, seen = {n.fn for e in todo for n in e.walk() if isinstance(n, ex.Call)}, set[str]()
+    while todo:
+        match todo.pop():
+            case ex.Reduce() | ex.Dot() | ex.Scan():
+                pass
+            case ex.Access(tensor, _) if tensor in algorithm and tensor not in seen:
+                seen.add(tensor)
+                todo.append(algorithm[tensor].expr)
+            case node:
+                found |= {node.fn} if isinstance(node, ex.Call) else set()
+                todo += node.children()
+    return found
 
 
 def _evaluations(shape: SchedulingProblem, labels: Iterable[str]) -> int:

@@ -95,3 +95,10 @@ def test_a_result_is_not_taken_for_what_is_computed():
     """It may be rounded to 16 bits."""
     text = "Func s, f; In A, B, u; Var x, y; RVar k; s[x, y] = rdot(A[x, k], B[y, k], k); f[x] = rsum(u[y] * rdot(A[x, k], B[y, k], k), y);"
     assert [products(merge_equal_funcs(parse(text).algorithm, keep)) for keep in (("f",), ("s", "f"))] == [1, 2]
+
+
+def test_a_total_of_sums_along_one_label_is_no_row_of_another():
+    """``A`` is read along two labels. The sum over ``y`` alone is one number, where the rule for totals had given it a label that it lacks."""
+    found = backward("Func t, f; In A, B; Var y; RVar x, z, l; t[z, y, l, x] = B[y] - A[x, l]; f[y] = rsum(rsum(t[z, y, l, x], x) - A[z, l], z, l);", "A")
+    for d in found.definitions:
+        assert ex.free_labels(d.expr) <= {*d.labels}, d
