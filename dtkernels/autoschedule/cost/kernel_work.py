@@ -177,7 +177,7 @@ class KernelCount:
         multiplied, rows, columns = (0.0, 0, 0) if streamed else self._multiplied()
         ordinary = any(self._is_ordinary(p) for p, *_ in plan.products)
         addressed = SINGLE * sum(single.values())
-        if not plan.products and self._sums_down(max([1.0, *(self.elements(self.step, labels) for labels in plan.results)])) > FITTED:
+        if not plan.products and self._sums_down(self._largest_result()) > FITTED:
             addressed += SINGLE_DOWN * (sum(single.values()) + self._stored_singly())
         held, spilled = self._resident(rows, streamed, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued if plan.products else addressed, live)
         at_once = min(programs, held * self.target.multiprocessors)
@@ -420,7 +420,7 @@ class KernelCount:
         """Return (programs that a multiprocessor holds at once, registers asked for over those there are). ``loads``: registers of loads under way."""
         config, target = self.plan.config, self.target
         threads = target.warp_size * config.warps
-        most = max([1.0, *(self.elements(self.step, labels) for labels in self.plan.results)])
+        most = self._largest_result()
         if streamed:
             most = max(most, sum(self.elements(self.step, p.labels) for p, *_ in self.plan.products))
         each = (self._results_at_once() if rows and self.plan.chained else most) / threads
@@ -438,6 +438,10 @@ class KernelCount:
         if shared:
             held = min(held, int(target.shared_bytes * MULTIPROCESSOR / (shared + 1024)))
         return max(1, 1 if config.specialized else held), max(1.0, registers / (255 if rows or streamed else SPILLING * room))
+
+    def _largest_result(self) -> float:
+        """Return the elements of the largest tile that the kernel computes, at least 1."""
+        return max([1.0, *(self.elements(self.step, labels) for labels in self.plan.results)])
 
     def _results_at_once(self) -> float:
         """Return the elements of the products' results that a program of several holds at once: its sums, and those that it makes in each step, two at most."""

@@ -366,9 +366,11 @@ def approximations(shape: SchedulingProblem, members: list[str]) -> Pairs:
         sides = (n.left, n.right)
         used -= {s.fn for s in sides if isinstance(s, ex.Call) and any(isinstance(other, ex.Const) for other in sides)}
         used -= {"tanh", "erfc"} & _functions_of_factors(n.left) & _functions_of_factors(n.right)
-    used -= _functions_of_wide_results(shape.algorithm)
     known = shape.result_bytes() == 2 and shape.target.backend == "cuda" and isinstance(shape.target.arch, int) and shape.target.arch >= 75
-    return tuple((f, "") for f in APPROXIMATIONS if f in used) if known else ()
+    if not known or not used.intersection(APPROXIMATIONS):  # most kernels, for each of whose candidates this is asked
+        return ()
+    used -= _functions_of_wide_results(shape.algorithm)
+    return tuple((f, "") for f in APPROXIMATIONS if f in used)
 
 
 def _functions_of_wide_results(algorithm: Algorithm) -> set[str]:

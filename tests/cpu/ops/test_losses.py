@@ -352,7 +352,6 @@ def test_an_element_at_the_threshold_of_sparsemax_shares_the_gradient_of_all_or_
     assert min((found - three).abs().max(), (found - four).abs().max()) < 1e-5
 
 
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("size", [4, 10])
