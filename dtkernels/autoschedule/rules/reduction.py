@@ -375,7 +375,7 @@ def approximations(shape: SchedulingProblem, members: list[str]) -> Pairs:
 
 def _functions_of_wide_results(algorithm: Algorithm) -> set[str]:
     """Return the functions of what is cast to float32, and of the Funcs that it is made of without a sum between."""
-    todo = [d.expr for d in algorithm.definitions if isinstance(d.expr, ex.Cast) and d.expr.dtype == "fp32"]
+    todo: list[ex.Expr] = [d.expr for d in algorithm.definitions if isinstance(d.expr, ex.Cast) and d.expr.dtype == "fp32"]
     found, seen = {n.fn for e in todo for n in e.walk() if isinstance(n, ex.Call)}, set[str]()
     while todo:
         match todo.pop():
