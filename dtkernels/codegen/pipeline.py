@@ -42,7 +42,7 @@ from .transforms.arithmetic.scale_sinking import sink_scales
 from .transforms.dce import without_stores
 from .transforms.loops.distinct_names import keep_names_apart
 from .transforms.loops.interior_blocks import specialize_interior_blocks
-from .transforms.loops.joined_loops import join_loops
+from .transforms.loops.joined_loops import distribute_loops, join_loops
 from .transforms.loops.loop_partition import partition_loops
 from .transforms.loops.split_k import UniformInBlock, split_k
 from .transforms.loops.tail_wave import add_tail_wave
@@ -97,6 +97,7 @@ NEST_PASSES: tuple[tuple[str, Callable[[Kernel, KernelOptions], Kernel]], ...] =
 #: Kernel -> Kernel, the form that reaches memory by pointers alone, and the last passes of both forms that Triton compiles
 POINTER_FORM: tuple[tuple[str, Callable[[Kernel], Kernel]], ...] = (("pointers", use_pointers), ("joined_loops", join_loops))
 TRITON_FORM: tuple[tuple[str, Callable[[Kernel], Kernel]], ...] = (
+    ("distributed_loops", distribute_loops),
     ("interior_blocks", specialize_interior_blocks),
     ("offset_hoisting", hoist_offsets),
     ("unrolled_ranges", bound_unrolled_ranges),

@@ -59,13 +59,22 @@ class Index(Statement):
 
 
 @dataclass(frozen=True)
+class Range:
+    """The part of an axis that a loop goes over; without bounds its whole extent."""
+
+    axis: Axis
+    begin: Tile | None = None
+    end: Tile | None = None
+
+
+@dataclass(frozen=True)
 class Loop(Statement):
     """Advance ``axis`` over the block or the whole extent, or over the part of it from ``begin`` to ``end``.
 
     A ``tail`` covers the rest of an extent after its whole tiles; it is empty where the tile divides the extent. It runs only where
     ``when`` holds, if it has one: a single truth value that is known before the loop.
 
-    ``order``: the axes of nested loops that it goes through as one, slowest first; of these ``axis`` alone may be a tile (joined_loops.py).
+    ``order``: what nested loops that it goes through as one go over, slowest first; of their axes ``axis`` alone may be a tile (joined_loops.py).
     """
 
     axis: Axis
@@ -77,7 +86,12 @@ class Loop(Statement):
     end: Tile | None = None
     tail: bool = False
     when: Tile | None = None
-    order: tuple[Axis, ...] = ()
+    order: tuple[Range, ...] = ()
+
+    def bounds(self) -> tuple[Tile, ...]:
+        """Return where the loop begins and ends, and the condition under which it runs, as far as they are given."""
+        given = (self.begin, self.end, self.when, *(bound for r in self.order for bound in (r.begin, r.end)))
+        return tuple(bound for bound in given if bound is not None)
 
 
 @dataclass(frozen=True)
@@ -351,7 +365,7 @@ def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
                 lines.append(f"{pad}index {axis} from {start}")
             case Loop(axis, within, inner, reduces, options):
                 extra = "".join(f", {k} {v}" for k, v in options)
-                extra += f", in the order {', '.join(a.name for a in s.order)}" if s.order else ""
+                extra += f", in the order {', '.join(r.axis.name for r in s.order)}" if s.order else ""
                 where = within if s.end is None else f"{s.begin or 0} .. {s.end}{' (tail)' if s.tail else ''}"
                 extra += f", where {s.when}" if s.when is not None else ""
                 lines.append(f"{pad}{'reduce' if reduces else 'loop'} {axis} over {where}{extra}")

@@ -34,7 +34,7 @@ def tiles_of(s: Statement) -> tuple[Tile, ...]:
 def eliminate_dead_code(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Remove names, accumulators and indices that nothing reads, and loops that are empty then."""
     while True:
-        found = [(s, n) for s in statements(body) for v in (*tiles_of(s), *_bounds(s)) for n in v.walk()]
+        found = [(s, n) for s in statements(body) for v in (*tiles_of(s), *(s.bounds() if isinstance(s, Loop) else ())) for n in v.walk()]
         nodes = [n for _, n in found]
         names = {n.name for s, n in found if isinstance(n, Local) and not (isinstance(s, Assign) and s.name == n.name)}
         axes = {n.axis for n in nodes if isinstance(n, (Position, Start))}
@@ -45,10 +45,6 @@ def eliminate_dead_code(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         if kept == body:
             return body
         body = kept
-
-
-def _bounds(s: Statement) -> tuple[Tile, ...]:
-    return tuple(b for b in (s.begin, s.end, s.when) if b is not None) if isinstance(s, Loop) else ()
 
 
 def _keep(body: tuple[Statement, ...], names: set[str], axes: set[Axis]) -> tuple[Statement, ...]:

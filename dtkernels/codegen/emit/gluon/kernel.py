@@ -352,6 +352,17 @@ class GluonPrinter(_KernelPrinter):
             part = f" + {axis.offset}" if axis.offset else ""
             self.line(depth, f"{self.first(axis)} = {self.block_index(axis.label)} * {self.block(axis.label)}{part}")
 
+    def joined_indices(self, loop: Loop, depth: int) -> None:
+        """Print where each of the joined loops is, given the number of the step."""
+        rest = f"{loop.axis.name}_step"
+        for r in reversed(loop.order):
+            axis, last = r.axis, r == loop.order[0]
+            if axis.scalar:
+                self.counted.add(axis)
+            now = rest if last else f"{rest} % {self.steps(r)}"
+            self.line(depth, f"{axis.name} = {now}" if axis.scalar else f"{axis.name}_start = {now} * {self.tile(axis)}")
+            rest += f" // {self.steps(r)}"
+
     def counter(self) -> str:
         return f"{self.plan.last.loop.axis.name}_{'step' if self.plan.last.loop.order else 'start'}"
 

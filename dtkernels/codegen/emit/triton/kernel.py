@@ -32,6 +32,7 @@ from ...ir.nest import (
     Loop,
     Op,
     Position,
+    Range,
     ScaleFactor,
     Size,
     Start,
@@ -449,29 +450,54 @@ class _KernelPrinter:
             self.line(depth, f"if not {self.even_constant(axis)}:")
             depth += 1
         if loop.order:
-            counter, step, end = f"{axis.name}_step", "", self.joined_steps(loop)
+            self._first_indices(loop, depth)
+            counter, step, begin, end = f"{axis.name}_step", "", "0", self.joined_steps(loop)
         self.line(depth, f"for {counter} in {'tl.range' if extra else 'range'}({begin}, {end}{step}{extra}):")
         outside = set(self.before)
-        self.joined_indices(loop, depth + 1)
         self._body(loop.body, depth + 1)
+        if loop.order:
+            self._next_indices(loop, depth + 1)
         self.before, self.steady = before if loop.when is not None else outside, steady  # what comes after may bear the name of a load in here
 
     def joined_steps(self, loop: Loop) -> str:
         """Return the number of steps of nested loops that are one."""
-        return " * ".join(self.size(a.label) if a.scalar else f"tl.cdiv({self.size(a.label)}, {self.tile(a)})" for a in loop.order)
+        return " * ".join(self.steps(r) for r in loop.order)
 
-    def joined_indices(self, loop: Loop, depth: int) -> None:
-        """Print where each of the joined loops is, given the number of the step."""
-        rest = f"{loop.axis.name}_step"
-        for axis in reversed(loop.order):
-            if axis.scalar:
-                self.counted.add(axis)
-            last = axis == loop.order[0]
-            steps = self.size(axis.label) if axis.scalar else f"tl.cdiv({self.size(axis.label)}, {self.tile(axis)})"
-            now = rest if last else f"{rest} % {steps}"
-            self.line(depth, f"{axis.name} = {now}" if axis.scalar else f"{axis.name}_start = {now} * {self.tile(axis)}")
-            if not last:
-                rest += f" // {steps}"
+    def steps(self, r: Range) -> str:
+        """Return the number of steps over a range; none if it ends before it begins."""
+        count = self._end(r) if r.begin is None else f"{self._end(r)} - {self.expr.text(r.begin, ())}"
+        steps = count if r.axis.scalar else f"tl.cdiv({count}, {self.tile(r.axis)})"
+        return steps if (r.begin, r.end) == (None, None) else f"max({steps}, 0)"
+
+    def _first_indices(self, loop: Loop, depth: int) -> None:
+        """Print where each of the joined loops begins."""
+        for r in loop.order:
+            self.line(depth, f"{self._counter(r.axis)} = {self._begin(r)}")
+            if r.axis.scalar:
+                self.counted.add(r.axis)
+
+    def _next_indices(self, loop: Loop, depth: int) -> None:
+        """Print where each of the joined loops is in the next step. They are carried: divisions of the number of the step would take registers."""
+        order = loop.order[::-1]
+        self.line(depth, f"{self._counter(order[0].axis)} += {self._advance(order[0].axis)}")
+        for r, outer in zip(order, order[1:]):
+            index, over = self._counter(r.axis), f"{r.axis.name}_over"
+            self.line(depth, f"{over} = {index} >= {self._end(r)}")
+            self.line(depth, f"{index} = tl.where({over}, {self._begin(r)}, {index})")
+            self.line(depth, f"{self._counter(outer.axis)} += tl.where({over}, {self._advance(outer.axis)}, 0)")
+
+    def _begin(self, r: Range) -> str:
+        return f"tl.cast({'0' if r.begin is None else self.expr.text(r.begin, ())}, INDEX)"
+
+    def _end(self, r: Range) -> str:
+        return self.size(r.axis.label) if r.end is None else self.expr.text(r.end, ())
+
+    def _advance(self, axis: Axis) -> str:
+        return "1" if axis.scalar else self.tile(axis)
+
+    @staticmethod
+    def _counter(axis: Axis) -> str:
+        return axis.name if axis.scalar else f"{axis.name}_start"
 
     def _hoisted_offsets(self, loop: Loop, depth: int) -> None:
         """Return the loop-invariant parts of the offsets of this loop's loads."""
@@ -521,7 +547,7 @@ class _KernelPrinter:
             if not steady and is_load(s) and (axis := s.value.hoisted_from):
                 yield from (n for i in s.value.index if i != Position(axis) for n in i.walk())
                 continue
-            roots = [getattr(s, side) for side in ("value", "begin", "end", "when") if getattr(s, side, None) is not None]
+            roots = s.bounds() if isinstance(s, Loop) else (s.value,) if isinstance(s, Valued) else ()
             for tile in (*roots, *(s.index if isinstance(s, Store) else s.start if isinstance(s, DescriptorStore) else ())):
                 yield from tile.walk()
 
