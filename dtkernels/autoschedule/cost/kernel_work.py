@@ -151,7 +151,7 @@ class KernelCount:
         for count in self.count.values():
             programs *= count
         moved = requests = short = tile_bytes = held_bytes = copied = issued = apart = strips = runs = 0.0
-        narrow, reads, single, copies = False, [], dict[str, float](), 0
+        narrow, widened, reads, single, copies = False, False, [], dict[str, float](), 0
         for access in plan.accesses:
             read, each = self._without_units(access.read) if streamed or not plan.products else access.read, self.bytes_of(access.read.tensor)
             amount, asked, vector, tile = self._load(read, each)
@@ -165,6 +165,7 @@ class KernelCount:
                 short += asked / vector
             dims = [x for x, _ in read.labels if not streamed or sizes.get(x, 1) > 1]  # Triton knows a stride of 1
             narrow = narrow or (vector < ASYNC and not aligned and len(dims) > 1 and not plan.config.specialized)  # whose producer copies words
+            widened = widened or (each > self.itemsize and sum(self.step.get(x, 1) > 1 for x in dims) > 1)
             tile_bytes, held_bytes = (tile_bytes + tile, held_bytes) if access.looped else (tile_bytes, held_bytes + tile)
             single[read.tensor] = tile / each if vector < ASYNC and not aligned else 0.0
             if access.looped:
@@ -199,7 +200,7 @@ class KernelCount:
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
                     stores.added, stores.cleared, len(plan.added), strips, parted, gathered, plan.paired, merges=plan.apart or int(merged > 0), float8=self.float8,
                     summed=plan.sums_operands and len(plan.products) == 1, parted_boxes=self._parts_boxes(),
-                    computed=narrow and plan.computes_operands, short_stores=stores.short, stored_strips=stores.short_strips,
+                    computed=narrow and plan.computes_operands, widened=widened, short_stores=stores.short, stored_strips=stores.short_strips,
                     issued=0.0 if plan.products else self._issued(requests + short, heavy + light, exchanges), passes=passes,
                     runs=0.0 if plan.products else runs, longest=self.longest, one_by_one=self._merges_one_by_one(), copies=copies, **self._float32_products())  # fmt: skip
 

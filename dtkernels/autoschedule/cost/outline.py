@@ -163,8 +163,10 @@ class Known:
 
     @cached_property
     def narrow(self) -> frozenset[str]:
-        """Funcs that are read as operands of products of one dtype, or normalized: between kernels they are stored in that."""
-        return frozenset(r.tensor for f in self.outline.funcs if f.products for r in f.reads) | {*self.outline.normalized}
+        """Funcs that products and sums that are results alone read, or normalized: between kernels they are stored in the dtype of the products."""
+        operands = {r.tensor for f in self.outline.funcs if f.products for r in f.reads}
+        plain = {r.tensor for f in self.outline.funcs if not f.products and not (f.reduced and f.name in self.outputs) for r in f.reads}
+        return frozenset(operands - plain) | {*self.outline.normalized}
 
 
 def _read_func(name: str, labels: list, reduced: list, reads: list, products: list, heavy: int, light: int, bounded: list) -> FuncOutline:

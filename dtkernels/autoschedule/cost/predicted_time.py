@@ -24,6 +24,8 @@ HIDDEN_LAUNCH = 3.8  #: microseconds of a launch beside the kernel before it: th
 #: the time of products whose operands are computed of loads of 2 bytes, relative to what is predicted: 1.3 to 1.6 in attention's gradients on an H100, 0.95 in a sigmoid's.
 #: From 1.45 on the fastest of several ways to fuse is found for 8 of 9 such gradients
 COMPUTED = 1.5
+#: the same of products alone, whose operands of 16 bits are made of tiles stored in float32: 1.4 to 2.1 of times on an H200 that memory does not take (shared_heads_trials.json)
+WIDENED = 1.7
 #: the time of a product in 16 bits that sums an operand's elements beside it, relative to the product alone: 287 us for 186 (8192 x 8192 x 1024), 1114 for 655 and 971 for 633
 #: on an H100. The tile has to reach registers, and the matrix units wait
 SUMMED = 1.53
@@ -104,6 +106,7 @@ def _time_of(work: Work, config: KernelConfig, c: Rates, target: Target) -> floa
         hidden = c.overlap * (not config.persistent) if full else 0.0
         computing += last * (1 - hidden) + hidden * crowded * rest / slots
     computing = max(computing, c.start + work.longest * alone)
+    computing *= WIDENED if work.widened and work.rows else 1.0
     ahead = max(1, config.stages - 1) if work.rows and work.steps > 1 else 1
     flying = min(work.programs, slots) * max(work.tile_bytes, 32.0) * ahead
     moving = (work.memory + c.strip * work.strips + c.stored_strip * work.stored_strips + c.run * work.runs) / (bandwidth * flying / (flying + c.flying))

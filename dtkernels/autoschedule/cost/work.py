@@ -49,6 +49,7 @@ class Work(NamedTuple):
     summed: bool = False  #: whether the loop of a product also sums elements of an operand
     parted_boxes: bool = False  #: whether a box of a descriptor has single elements between its tiles
     computed: bool = False  #: whether operands of products are computed of such narrow loads
+    widened: bool = False  #: whether tiles are loaded in float32 of which operands of 16 bits are made
     stored_strips: float = 0.0  #: rows of blocks that all programs store so; they are among ``strips`` too
     issued: float = 0.0  #: instructions of one warp, of a kernel without products
     runs: float = 0.0  #: pieces that lie contiguous in memory, of all blocks of the whole kernel

@@ -180,11 +180,15 @@ class Local(Tile):
 
 @dataclass(frozen=True)
 class Load(Tile):
-    """A load of elements of a buffer; ``checked`` are (dimension) indices that arithmetic may push outside, which reads 0."""
+    """A load of elements of a buffer; ``checked`` are (dimension) indices that arithmetic may push outside, which reads 0.
+
+    ``extents``: for each of ``checked``, the label whose extent the dimension has, or None.
+    """
 
     buffer: str
     index: tuple[Tile, ...]
     checked: tuple[int, ...] = ()
+    extents: tuple[str | None, ...] = ()
     other: float = 0
     whole: bool = False  #: whether its elements are integers that are not converted
     shift: bool = False  #: whether its elements are ``log2(e) * where(s > -inf, s, 0)``

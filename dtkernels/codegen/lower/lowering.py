@@ -459,8 +459,12 @@ class _Lowering:
         if not isinstance(at, Position):
             inside = all(self._is_own_position(x, env[x]) for x in ex.free_labels(index))
             return inside and (size := size_of_dimension(self.algorithm, tensor, dim)) is not None and stays_inside(self.algorithm, index, size)
-        own = (self.algorithm[tensor].labels if tensor in self.algorithm else self.algorithm.plain_labels(tensor))[dim]
+        own = self._labels_of(tensor)[dim]
         return own is not None and at.axis.label in self.algorithm.tied_labels(own)
+
+    def _labels_of(self, tensor: str) -> tuple[str | None, ...]:
+        """Return, for each dimension of a tensor, the label with its extent; None where there is none."""
+        return self.algorithm[tensor].labels if tensor in self.algorithm else self.algorithm.plain_labels(tensor)
 
     def _runs_over(self, label: str, at: Tile) -> bool:
         """Return whether ``at`` is an index along ``label``, by itself or in a loop over several labels as one."""
@@ -481,7 +485,8 @@ class _Lowering:
             return self._root_value(index, scope)
         whole = tensor in self.integer_inputs
         shift = tensor in self.algorithm and is_shift(self.algorithm[tensor].expr)
-        load = nest.Load(tensor, index, checked, whole=whole, shift=shift)
+        extents = tuple(self._labels_of(tensor)[d] for d in checked)
+        load = nest.Load(tensor, index, checked, extents, whole=whole, shift=shift)
         known = scope.find(load)
         if known is not None:
             return known

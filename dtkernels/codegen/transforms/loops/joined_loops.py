@@ -39,7 +39,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.nest import Accumulator, Assign, Axis, Index, Kernel, Let, Load, Local, Loop, Position, Range, Start, Statement, Tile, has_matrix_product, statements
+from ...ir.nest import (
+    Accumulator,
+    Assign,
+    Axis,
+    Index,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Position,
+    Range,
+    Start,
+    Statement,
+    Tile,
+    has_matrix_product,
+    statements,
+)
 
 
 def join_loops(kernel: Kernel) -> Kernel:

@@ -45,7 +45,7 @@ from ...ir.nest import (
     TileDot,
     statements,
 )
-from ...ir.value_type import value_type
+from ...ir.value_type import never_negative, value_type
 from ...lower.reduction_terms import repeated
 from ...lower.schedule_options import KernelOptions
 from ..arithmetic.simplify import FALSE, TRUE, is_noop, simplified
@@ -238,6 +238,8 @@ class _LoopPartition:
             if isinstance(tile, Guard) and self.axis in tile.axes:
                 axes = tuple(a for a in tile.axes if a != self.axis)
                 return replace(tile, axes=axes) if axes else tile.arg
+            if isinstance(tile, nest.Load) and known:
+                return _without_known_checks(tile, known)
             return simplified(tile)
 
         body = _ConditionFolding(change).body(self.loop.body)
@@ -300,6 +302,17 @@ class _ConditionFolding:
 
 def _without_warp_specialization(loop: Loop) -> tuple[tuple[str, int | bool], ...]:
     return tuple(o for o in loop.options if o[0] != "warp_specialize")
+
+
+def _without_known_checks(load: nest.Load, known: Mapping[Tile, Tile]) -> nest.Load:
+    """Return a load that does not check the indices that conditions keep inside its dimensions."""
+
+    def inside(index: Tile, label: str | None) -> bool:
+        below = label is not None and known.get(Op("<", (index, Size(label)))) == TRUE
+        return below and (never_negative(index) or known.get(Op(">=", (index, Const(0)))) == TRUE)
+
+    left = [(d, label) for d, label in zip(load.checked, load.extents) if not inside(load.index[d], label)]
+    return replace(load, checked=tuple(d for d, _ in left), extents=tuple(label for _, label in left))
 
 
 def _replacing_condition(comparison: Tile, truth: Tile) -> Callable[[Tile], Tile]:
