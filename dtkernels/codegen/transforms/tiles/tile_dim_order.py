@@ -48,6 +48,8 @@ def _ordered(body: tuple[Statement, ...], order: tuple[Axis, ...]) -> tuple[Stat
         return replace(tile, axes=sort(tile.axes)) if isinstance(tile, Local) else tile
 
     def one(s: Statement) -> Statement:
-        return replace(s, axes=sort(s.axes)) if isinstance(s, (Let, Store)) else s
+        if isinstance(s, Store):  # where it stores may be loaded too: rows of a sum by an index
+            return replace(s, axes=sort(s.axes), index=tuple(i.transform(change) for i in s.index))
+        return replace(s, axes=sort(s.axes)) if isinstance(s, Let) else s
 
     return map_values(tuple(one(s) for s in body), lambda value: value.transform(change))

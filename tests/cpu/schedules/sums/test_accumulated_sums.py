@@ -210,3 +210,18 @@ def test_a_merged_loop_that_would_repeat_terms_is_refused(merge, ordered):
     text = "Func g, f; In X, D; Var x, y;\ng[x, y] = D[x, y] * 2;\nf[y] = rsum(D[x, y] * X[x, y], x);\ng.compile(); f.compile(); f.tensorize(y:0); "
     with pytest.raises(dtkernels.DTError, match=r":5:1: accumulate_at: a merged loop goes over labels at which terms of .* are known: found p, also of y; allowed: merge without y"):
         dtkernels.compile(f"{text}f.accumulate_at(g, x{ordered});\ng.merge(p, {merge});").f(*random((8, 16), (8, 16)))
+
+
+ROWS_BY_INDEX = """Func terms, f; In A, P, W, t; Var b, s, y, v; Extent v = W[0];
+terms[b, s, y] = A[b, s, y] * (P[s, y] + W[t[b, s], y]); f[v, y] = rsum(where(t[b, s] == v, terms[b, s, y], 0), b, s);
+f.accumulate_at(terms, y); terms.block(b:2, s:4, y:8); terms.tensorize(b:2, s:4, y:8); f.block(v:4); f.tensorize(v:4, y:0); f.compile();"""
+
+
+def test_rows_are_added_where_an_index_says_in_tiles_of_any_order():
+    """P lacks b, which therefore comes after s in the tiles; the loaded index is turned round with them."""
+    a, p, w = random((3, 5, 11), (5, 11), (7, 11))
+    t = torch.randint(7, (3, 5))
+    assert "s[:, None, None]" in dtkernels.compile(ROWS_BY_INDEX).source
+    terms = a.double() * (p.double() + w.double()[t])
+    wanted = torch.zeros(7, 11, dtype=torch.float64).index_add_(0, t.reshape(-1), terms.reshape(-1, 11))
+    torch.testing.assert_close(dtkernels.compile(ROWS_BY_INDEX).f(a, p, w, t).double(), wanted, rtol=1e-5, atol=1e-5)
