@@ -1,7 +1,8 @@
 """Choose the tensors that forward saves for backward.
 
 Outputs are available at no cost. A comparison of an input with a bound is applied to the output instead, where the result is the same.
-Reductions along rows are saved, so that backward does not read the rows again.
+Reductions along rows are saved in float32, so that backward does not read the rows again; also where they are outputs, which are rounded
+to the dtype of the call: a rounded mean of a batch moves every element, and some across the bound of a ReLU.
 
 For a sum of exponentials the logarithm is saved, and used as the shift of those exponentials. By the degree argument of shift_degree.py
 any shift leaves the gradients unchanged, and under this one the sum itself is 1. An expression that then equals an output is read instead
@@ -67,7 +68,7 @@ def choose_saved_tensors(
                 moved |= changed
                 logarithm = ex.Call("log", (ex.Access(d.name, tuple(map(ex.Label, d.labels))),))
                 extra.append(Definition(name, d.labels, ex.Cast(logarithm, "fp32")))
-    outputs = tuple(o for o in outputs if o not in moved)
+    outputs = tuple(o for o in outputs if o not in moved and not _is_rounded_statistic(o, forward))
     for output in outputs:
         backward = _tested_by_output(backward, output, grads)
     backward = _needed(_read_outputs(backward, outputs), grads)
@@ -115,6 +116,15 @@ def _is_small(d: Definition, algorithm: Algorithm) -> bool:
     reduces = any(isinstance(n, (ex.Reduce, ex.Dot)) for n in d.expr.walk())
     larger = any(isinstance(n, ex.Access) and len(n.index) > len(d.labels) for n in nodes)
     return reduces and larger and not any(isinstance(n, ex.Call) and n.fn == "exp" for n in nodes)
+
+
+def _is_rounded_statistic(output: str, forward: Algorithm) -> bool:
+    """Return whether an output is a small reduction that its dtype rounds: neither selected from inputs nor of a dtype of its own."""
+    d = forward[output]
+    while isinstance(d.expr, ex.Access) and d.expr.tensor in forward and d.expr.index == tuple(map(ex.Label, d.labels)):
+        d = forward[d.expr.tensor]
+    own = isinstance(d.expr, ex.Cast) or d.name in forward.integer_funcs
+    return _is_small(d, forward) and not own and not all(_is_selection(forward[f].expr) for f in forward.needed_by((d.name,)))
 
 
 def _made_of_many(small: list[Definition], forward: Algorithm, backward: Algorithm) -> list[Definition]:
