@@ -1,0 +1,103 @@
+"""Call entries from the code that Inductor generates: guards lead a repeated call straight to its kernels, past torch's dispatcher.
+
+Generated code makes one function for each call where it is loaded, and calls that in place of ``torch.ops.dtkernels.rmsnorm_inference``:
+
+    dtkernels_buf2 = graph_call("rmsnorm", "inference", (Ellipsis, Ellipsis, None), {"eps_number": 1e-06})
+    buf2 = dtkernels_buf2(buf1, arg1_1)
+
+Whatever is no repetition, and whatever the guards cannot tell, goes through torch.library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from ..dispatch.call_cache import Repeat
+from ..path_counters import counter
+from ..torch_support.tensor_guards import never_matches
+from ..torch_support.tf32 import allows_tf32
+from . import library_ops
+from .repeated_calls import RECENT
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_modes = torch._C._len_torch_dispatch_stack
+_Kind = tuple[Callable[..., bool], "bool | None", tuple, "Callable | None", Callable, dict[str, int], "Callable | None"]
+
+
+def graph_call(name: str, entry: str, args: tuple, named: dict[str, Any]) -> Callable:
+    """Return a function of what stands at each ``...`` among ``args`` and ``named``, in order, that calls an entry of an op.
+
+    torch keeps generated code on disk: what it once passed here must go on to work.
+    """
+    same: Callable[..., bool] = never_matches
+    tf32, numbers, pick, launch, count, finish = None, (), None, never_matches, dict[str, int](), None
+    kinds: tuple[_Kind, ...] = ()
+
+    def call(*given):
+        if same(*given) and (tf32 is None or tf32 == allows_tf32()):
+            values = given + numbers
+            if (found := launch(values if pick is None else pick(values))) is not None:
+                count["gpu"] += 1
+                return found if finish is None else finish(found)
+        return other(given)
+
+    def other(given: tuple):
+        for kind in kinds[1:]:
+            if (found := _repeated(kind, given)) is not None:
+                use(kind)
+                return found[0]
+        results, again = _first(name, entry, *_filled(args, named, given), given)
+        if again is not None:
+            use(_kind(again, library_ops.results_of(name, entry, len(again.bound.results))))
+        return results
+
+    def use(kind: _Kind) -> None:
+        nonlocal same, tf32, numbers, pick, launch, count, finish, kinds
+        same, tf32, numbers, pick, launch, count, finish = kind
+        kinds = (kind, *[k for k in kinds if k is not kind][: RECENT - 1])
+
+    return call
+
+
+def _kind(again: Repeat, finish: Callable | None) -> _Kind:
+    places, bound = again.places, again.bound
+    straight = places == list(range(len(places)))
+    pick = None if straight else itemgetter(*places) if len(places) > 1 else lambda values: (values[places[0]],)
+    return again.same, again.tf32, again.numbers, pick, bound.alone() or bound.together(), counter(again.title), finish
+
+
+def _repeated(kind: _Kind, given: tuple) -> tuple | None:
+    """Return the results of a call of this kind as the only element; None where it is of another kind."""
+    same, tf32, numbers, pick, launch, count, finish = kind
+    if not same(*given) or tf32 is not None and tf32 != allows_tf32():
+        return None
+    values = given + numbers
+    if (found := launch(values if pick is None else pick(values))) is None:
+        return None
+    count["gpu"] += 1
+    return (found if finish is None else finish(found),)
+
+
+def _first(name: str, entry: str, args: list, named: dict[str, Any], given: tuple) -> tuple[Any, Repeat | None]:
+    """Return the results of a call, and how it can be repeated."""
+    library_ops.ensure(name)
+    results = getattr(torch.ops.dtkernels, f"{name}_{entry}")(*args, **named)
+    if _modes() or not all(type(v) in _PLAIN for v in given):  # numbers that vary, or tensors without data
+        return results, None
+    return results, library_ops.repeat(name, entry, args, named, given)
+
+
+def _filled(args: tuple, named: dict[str, Any], given: tuple) -> tuple[list, dict[str, Any]]:
+    """Return the arguments of an entry with ``given`` in the places of ``...``."""
+    following = iter(given)
+    return [_placed(a, following) for a in args], {n: _placed(v, following) for n, v in named.items()}
+
+
+def _placed(value: object, following: Iterator) -> object:
+    if isinstance(value, list):
+        return [_placed(v, following) for v in value]
+    return next(following) if value is ... else value
