@@ -23,9 +23,12 @@ from ..torch_support.tf32 import allows_tf32
 from . import library_ops
 from .repeated_calls import RECENT
 
+LEARNED = 64  #: kinds that one call learns: where every call is of a new one, learning is not worth its time
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _modes = torch._C._len_torch_dispatch_stack
+#: guards of the tensors, TF32 (None: any), numbers after the tensors, order of the kernels' values (None: as they are), launch, counts, what to make of results
 _Kind = tuple[Callable[..., bool], "bool | None", tuple, "Callable | None", Callable, dict[str, int], "Callable | None"]
+_UNKNOWN: _Kind = never_matches, None, (), None, never_matches, {}, None
 
 
 def graph_call(name: str, entry: str, args: tuple, named: dict[str, Any]) -> Callable:
@@ -33,12 +36,13 @@ def graph_call(name: str, entry: str, args: tuple, named: dict[str, Any]) -> Cal
 
     torch keeps generated code on disk: what it once passed here must go on to work.
     """
-    same: Callable[..., bool] = never_matches
-    tf32, numbers, pick, launch, count, finish = None, (), None, never_matches, dict[str, int](), None
+    latest = _UNKNOWN  #: one object, since another thread may replace it between guards and launch
     kinds: tuple[_Kind, ...] = ()
+    remaining = LEARNED
 
     def call(*given):
-        if same(*given) and (tf32 is None or tf32 == allows_tf32()):
+        same, tf32, numbers, pick, launch, count, finish = latest
+        if same(*given) and (tf32 is None or tf32 == allows_tf32()):  # as in ``_repeated``, without the call of a function
             values = given + numbers
             if (found := launch(values if pick is None else pick(values))) is not None:
                 count["gpu"] += 1
@@ -46,19 +50,20 @@ def graph_call(name: str, entry: str, args: tuple, named: dict[str, Any]) -> Cal
         return other(given)
 
     def other(given: tuple):
-        for kind in kinds[1:]:
+        nonlocal latest, kinds, remaining
+        for kind in kinds:
             if (found := _repeated(kind, given)) is not None:
-                use(kind)
+                latest = kind
                 return found[0]
-        results, again = _first(name, entry, *_filled(args, named, given), given)
-        if again is not None:
-            use(_kind(again, library_ops.results_of(name, entry, len(again.bound.results))))
+        filled = _filled(args, named, given)
+        library_ops.ensure(name)
+        results = getattr(torch.ops.dtkernels, f"{name}_{entry}")(*filled[0], **filled[1])
+        if remaining and not _modes() and given and all([type(v) in _PLAIN for v in given]):  # else a number varies, or a tensor has no data
+            remaining -= 1
+            if (again := library_ops.repeat(name, entry, *filled, given)) is not None:
+                latest = _kind(again, library_ops.results_of(name, entry, len(again.bound.results)))
+                kinds = (latest, *kinds[: RECENT - 1])
         return results
-
-    def use(kind: _Kind) -> None:
-        nonlocal same, tf32, numbers, pick, launch, count, finish, kinds
-        same, tf32, numbers, pick, launch, count, finish = kind
-        kinds = (kind, *[k for k in kinds if k is not kind][: RECENT - 1])
 
     return call
 
@@ -80,15 +85,6 @@ def _repeated(kind: _Kind, given: tuple) -> tuple | None:
         return None
     count["gpu"] += 1
     return (found if finish is None else finish(found),)
-
-
-def _first(name: str, entry: str, args: list, named: dict[str, Any], given: tuple) -> tuple[Any, Repeat | None]:
-    """Return the results of a call, and how it can be repeated."""
-    library_ops.ensure(name)
-    results = getattr(torch.ops.dtkernels, f"{name}_{entry}")(*args, **named)
-    if _modes() or not all(type(v) in _PLAIN for v in given):  # numbers that vary, or tensors without data
-        return results, None
-    return results, library_ops.repeat(name, entry, args, named, given)
 
 
 def _filled(args: tuple, named: dict[str, Any], given: tuple) -> tuple[list, dict[str, Any]]:

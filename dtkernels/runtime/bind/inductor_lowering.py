@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 import torch
 from torch._inductor import ir, lowering
@@ -41,7 +42,7 @@ class _DirectCall(ir.FallbackKernel):
     def codegen(self, wrapper) -> None:
         if not (V.graph.cpp_wrapper or getattr(V.graph, "fx_wrapper", False)):
             self.function = f"dtkernels_{self.get_name()}"  # no other buffer of the file has this name
-            name, entry = self.op_overload._schema.name.split("::")[1].rsplit("_", 1)
+            name, entry = str(self.op_overload).split(".")[1].rsplit("_", 1)
             args, named = self._given()
             constants = tuple(map(_constant, args)), {n: _constant(v) for n, v in named.items()}
             wrapper.add_import_once(IMPORT)
@@ -61,7 +62,7 @@ class _DirectCall(ir.FallbackKernel):
         return super().codegen_kwargs(skip_out) if self.function is None else []
 
     def _given(self) -> tuple[list, dict]:
-        return self.unflatten_args([_Reference(x.codegen_reference()) for x in self.inputs], self.constant_args)
+        return self.unflatten_args([_Reference(x.codegen_reference()) for x in cast(Sequence[ir.IRNode], self.inputs)], self.constant_args)
 
 
 class _Reference:

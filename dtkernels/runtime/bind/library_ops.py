@@ -41,6 +41,7 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 known: dict[str, Operator] = {}  #: the ops of this process by entry name; among equal ops the latest
 _defined: set[str] = set()  #: names already registered with torch.library
 is_shipped: Callable[[str], bool] = frozenset[str]().__contains__  #: whether an op of the package has this name, even if nothing has called it: ops/registry.py says
+make_shipped: Callable[[str], object] = dict[str, object]().get  #: makes the op of the package with this name: ops/registry.py says how
 _lowered: set[str] = set()  #: entries that Inductor calls directly, or that it was not possible for
 ENTRIES = ("inference", "open", "forward", "backward")
 
@@ -79,6 +80,8 @@ def _definition_key(operator: Operator) -> tuple:
 
 def ensure(name: str) -> None:
     """Register the entries of an op, once."""
+    if name not in known and is_shipped(name):  # code that torch kept on disk may call what this process has not
+        make_shipped(name)
     if name not in _defined:
         _define(name, _schema(known[name]))
         _defined.add(name)

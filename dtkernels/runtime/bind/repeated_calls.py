@@ -57,7 +57,7 @@ class RepeatedCalls:
     def repeat(self, tensors: list[torch.Tensor], numbers: dict[str, object]) -> Repeat | None:
         """Return how a call that has run can be repeated with the same numbers; None where it cannot."""
         bound = self._bound(tensors, self._ordered(tensors, numbers))
-        if bound is None:
+        if bound is None or any(t.data_ptr() & 15 for t in tensors):  # kernels for any alignment would run aligned tensors too
             return None
         following, named = iter(range(len(tensors))), list(numbers)
         places = [next(following) if n is None else len(tensors) + named.index(n) for n in self.order]
