@@ -2,7 +2,7 @@
 
 Generated code makes one function for each call where it is loaded, and calls that in place of ``torch.ops.dtkernels.rmsnorm_inference``:
 
-    dtkernels_buf2 = graph_call("rmsnorm", "inference", (Ellipsis, Ellipsis, None), {"eps_number": 1e-06})
+    dtkernels_buf2 = graph_call("rmsnorm", "inference", (Ellipsis, Ellipsis, None), {"eps_number": 1e-06}, [((16, 64), (64, 1), True)])
     buf2 = dtkernels_buf2(buf1, arg1_1)
 
 Whatever is no repetition, and whatever the guards cannot tell, goes through torch.library.
@@ -10,11 +10,12 @@ Whatever is no repetition, and whatever the guards cannot tell, goes through tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
 import torch
+from torch._C._dynamo.guards import assert_size_stride
 
 from ..dispatch.call_cache import Repeat
 from ..path_counters import counter
@@ -31,9 +32,10 @@ _Kind = tuple[Callable[..., bool], "bool | None", tuple, "Callable | None", Call
 _UNKNOWN: _Kind = never_matches, None, (), None, never_matches, {}, None
 
 
-def graph_call(name: str, entry: str, args: tuple, named: dict[str, Any]) -> Callable:
+def graph_call(name: str, entry: str, args: tuple, named: dict[str, Any], layouts: Sequence[tuple[tuple, tuple, bool] | None] = ()) -> Callable:
     """Return a function of what stands at each ``...`` among ``args`` and ``named``, in order, that calls an entry of an op.
 
+    ``layouts`` has shape, strides and alignment that generated code relies on, for each result; None where it checks them itself.
     torch keeps generated code on disk: what it once passed here must go on to work.
     """
     latest = _UNKNOWN  #: one object, since another thread may replace it between guards and launch
@@ -58,6 +60,7 @@ def graph_call(name: str, entry: str, args: tuple, named: dict[str, Any]) -> Cal
         filled = _filled(args, named, given)
         library_ops.ensure(name)
         results = getattr(torch.ops.dtkernels, f"{name}_{entry}")(*filled[0], **filled[1])
+        _check(name, results, layouts)  # bound kernels allocate no others
         if remaining and not _modes() and given and all([type(v) in _PLAIN for v in given]):  # else a number varies, or a tensor has no data
             remaining -= 1
             if (again := library_ops.repeat(name, entry, *filled, given)) is not None:
@@ -66,6 +69,16 @@ def graph_call(name: str, entry: str, args: tuple, named: dict[str, Any]) -> Cal
         return results
 
     return call
+
+
+def _check(name: str, results: Any, layouts: Sequence[tuple[tuple, tuple, bool] | None]) -> None:
+    """Raise AssertionError where a result is not as generated code takes it to be."""
+    for found, layout in zip(results if isinstance(results, (list, tuple)) else (results,), layouts):
+        if layout is not None:
+            shape, strides, aligned = layout
+            assert_size_stride(found, shape, strides, name)
+            if aligned and found.data_ptr() & 15:
+                raise AssertionError(f"{name}: a result is not aligned to 16 bytes")
 
 
 def _kind(again: Repeat, finish: Callable | None) -> _Kind:

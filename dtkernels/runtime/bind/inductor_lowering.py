@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
+import sympy
 import torch
-from torch._inductor import ir, lowering
+from torch._inductor import config, ir, lowering
 from torch._inductor.virtualized import V
 from torch._library.utils import get_layout_constraint_tag
 from torch.utils import _pytree as pytree
@@ -40,14 +41,22 @@ class _DirectCall(ir.FallbackKernel):
     function: str | None = None  #: its name in the generated code
 
     def codegen(self, wrapper) -> None:
-        if not (V.graph.cpp_wrapper or getattr(V.graph, "fx_wrapper", False)):
-            self.function = f"dtkernels_{self.get_name()}"  # no other buffer of the file has this name
-            name, entry = str(self.op_overload).split(".")[1].rsplit("_", 1)
-            args, named = self._given()
-            constants = tuple(map(_constant, args)), {n: _constant(v) for n, v in named.items()}
+        python = not (V.graph.cpp_wrapper or getattr(V.graph, "fx_wrapper", False))
+        self.function = f"dtkernels_{self.get_name()}" if python else None  # no other buffer of the file has this name
+        results = [made for made in self.outputs if isinstance(made, ir.MultiOutput)]
+        layouts = [_layout(made) for made in results]
+        for made, layout in zip(results, layouts):
+            made.skip_size_stride_alignment_checks = python and layout is not None  # where kernels are bound is soon enough to check
+        if python:
             wrapper.add_import_once(IMPORT)
-            wrapper.add_import_once(f"{self.function} = graph_call({name!r}, {entry!r}, {constants[0]}, {constants[1]})")
+            wrapper.add_import_once(f"{self.function} = {self._made(layouts)}")
         super().codegen(wrapper)
+
+    def _made(self, layouts: list) -> str:
+        """Return the text that makes the function."""
+        name, entry = str(self.op_overload).split(".")[1].rsplit("_", 1)
+        args, named = self._given()
+        return f"graph_call({name!r}, {entry!r}, {tuple(map(_constant, args))}, {({n: _constant(v) for n, v in named.items()})}, {layouts})"
 
     def get_kernel_name(self) -> str:
         return self.function or super().get_kernel_name()
@@ -63,6 +72,15 @@ class _DirectCall(ir.FallbackKernel):
 
     def _given(self) -> tuple[list, dict]:
         return self.unflatten_args([_Reference(x.codegen_reference()) for x in cast(Sequence[ir.IRNode], self.inputs)], self.constant_args)
+
+
+def _layout(made: ir.MultiOutput) -> tuple[tuple, tuple, bool] | None:
+    """Return shape and strides of a result, and whether it is taken to be aligned; None where they vary or nothing is to be checked."""
+    numbers = [*made.get_size(), *made.get_stride()]
+    if not config.size_asserts or 0 in numbers or not all(isinstance(n, (int, sympy.Integer)) for n in numbers):
+        return None
+    shape, strides = (tuple(map(int, n)) for n in (made.get_size(), made.get_stride()))
+    return shape, strides, config.alignment_asserts and made.get_name() not in V.graph.unaligned_buffers
 
 
 class _Reference:

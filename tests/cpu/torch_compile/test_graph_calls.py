@@ -133,6 +133,19 @@ def test_a_function_that_no_graph_says_the_order_of(monkeypatch):
         torch.testing.assert_close(by_number(x, w, eps), torch.nn.functional.rms_norm(x, (32,), w + 1, eps))
 
 
+def test_results_that_the_graph_does_not_expect(monkeypatch):
+    """They are noticed where they are made, once: a graph of fixed sizes has no checks of its own."""
+    entry("softmax")
+    x = t(6, 32)
+    with torch.no_grad():
+        _, (code,) = run_and_get_code(torch.compile(entry("softmax"), fullgraph=True), x)
+    assert "[((6, 32), (32, 1), " in code and code.count("assert_size_stride(") == 1  # of the input
+    stand_in_gpu.use(monkeypatch)
+    for layout in ((6, 31), (32, 1), False), ((6, 32), (1, 6), False):
+        with pytest.raises(AssertionError, match="softmax"):
+            graph_call("softmax", "inference", (...,), {}, [layout])(x)
+
+
 def test_every_length_by_one_graph(monkeypatch):
     compiled = torch.compile(entry("softmax"), fullgraph=True, dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -155,16 +168,16 @@ def test_an_offset_that_varies():
 def test_what_an_op_changes(monkeypatch, tmp_path):
     (tmp_path / "rows.yaml").write_text(ROWS)
     op = dtkernels.register(tmp_path / "rows.yaml")
-    compiled = torch.compile(lambda n, k, t: (op(n, k, t), k.sum(0)), fullgraph=True)
+    compiled = torch.compile(lambda n, k, t: (op(n, k, t), k @ k.mT), fullgraph=True)
     place = torch.tensor([3, 0, 5])
     for stand_in in (False, True, True):
         if stand_in:
             stand_in_gpu.use(monkeypatch)
         n, k = t(3, 32), t(8, 32)
         others = k[1:3].clone()
-        found, total = compiled(n, k, place)
+        found, product = compiled(n, k, place)
         assert torch.equal(k[place], 2 * n) and torch.equal(found, k) and (stand_in or torch.equal(k[1:3], others))  # it clears them
-        torch.testing.assert_close(total, k.sum(0))
+        torch.testing.assert_close(product, k @ k.mT)
 
 
 def test_an_op_registered_anew(tmp_path):
