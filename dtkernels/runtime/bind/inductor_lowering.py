@@ -24,7 +24,7 @@ def lower(name: str, entry: str) -> None:
     if op not in lowering.lowerings:
         constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))  # as Inductor does by itself
         lowering.make_fallback(op, layout_constraint=constraint)
-    if not getattr(lowering.lowerings[op], "_is_fallback_handler", True):
+    elif not getattr(lowering.lowerings[op], "_is_fallback_handler", False):
         return
 
     def lowered(*args, **kwargs):
