@@ -36,7 +36,7 @@ def is_shipped(name: str) -> bool:
     return name in built or (SPECS / f"{name}.yaml").is_file()
 
 
-library_ops.is_shipped = is_shipped
+library_ops.is_shipped, library_ops.make_shipped = is_shipped, shipped
 
 
 def shipped_names() -> tuple[str, ...]:

@@ -15,6 +15,7 @@ gets new entries, ``<op>_2``: code compiled with the old op still means the old 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..bounded_cache import BoundedCache
+from ..dispatch.call_cache import Repeat
+from ..log import log
 from ..path_counters import checking
 from ..torch_support.dtypes import KERNEL_DTYPES, scalar_gradient_dtype
 from ..torch_support.unsupported_autograd import refuse_forward_mode, without_derivative
@@ -38,6 +41,8 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 known: dict[str, Operator] = {}  #: the ops of this process by entry name; among equal ops the latest
 _defined: set[str] = set()  #: names already registered with torch.library
 is_shipped: Callable[[str], bool] = frozenset[str]().__contains__  #: whether an op of the package has this name, even if nothing has called it: ops/registry.py says
+make_shipped: Callable[[str], object] = dict[str, object]().get  #: makes the op of the package with this name: ops/registry.py says how
+_lowered: set[str] = set()  #: entries that Inductor calls directly, or that it was not possible for
 ENTRIES = ("inference", "open", "forward", "backward")
 
 
@@ -75,6 +80,8 @@ def _definition_key(operator: Operator) -> tuple:
 
 def ensure(name: str) -> None:
     """Register the entries of an op, once."""
+    if name not in known and is_shipped(name):  # code that torch kept on disk may call what this process has not
+        make_shipped(name)
     if name not in _defined:
         _define(name, _schema(known[name]))
         _defined.add(name)
@@ -205,6 +212,7 @@ def _define(name: str, schema: str) -> None:
     run = _inference_entry(name)
 
     def shaped(*args, **named):
+        _lower(name, "inference")
         call = known[name].bind((), _arguments(known[name], args, named))
         results = tuple(call.fitted.restore(r) for r in like_results(call.variant, call.fitted.tensors, call.scalars))
         return _without_written(known[name], results if len(results) > 1 else results[0])
@@ -263,6 +271,42 @@ def _inference_entry(name: str):
         return _without_written(operator, found) if operator.manifest.written else found
 
     return run
+
+
+def repeat(name: str, entry: str, args: list, named: dict[str, Any], tensors: tuple[torch.Tensor, ...]) -> Repeat | None:
+    """Return how a call of an entry that has run can be repeated; None where it cannot. ``tensors``: those among the arguments, in order."""
+    if entry != "inference":
+        values, kind = args
+        return getattr(_graph_call(name, kind), entry).repeat(values, {n: v for n, v in named.items() if v is not None})
+    operator = known[name]
+    defaults = dict(operator.manifest.params)
+    while args and args[-1] is None:
+        args = args[:-1]
+    named = {n: v for n, v in named.items() if v is not None and n != VERSION and v != defaults.get(n)}  # those that torch passed on
+    if not named and not any([a is None for a in args]):
+        return operator.repeatable(tuple(args), {}, tensors)
+    return operator.repeatable((), _arguments(operator, tuple(args), named), tensors)
+
+
+def results_of(name: str, entry: str, count: int) -> Callable | None:
+    """Return a function (what ``count`` results of kernels are) -> what an entry returns; None where it is the same."""
+    if entry != "inference":
+        return (lambda found: (found,)) if count == 1 else None
+    operator = known[name]
+    return (lambda found: _without_written(operator, found)) if operator.manifest.written else None
+
+
+def _lower(name: str, entry: str) -> None:
+    """Let Inductor call an entry past torch's dispatcher. Tracing comes by here, so that Inductor is imported if it is to compile the graph."""
+    if (title := f"{name}_{entry}") in _lowered or "torch._inductor.graph" not in sys.modules:
+        return
+    _lowered.add(title)
+    try:
+        from .inductor_lowering import lower
+
+        lower(name, entry)
+    except Exception as error:  # another torch has another Inductor, whose fallback does the same
+        log.debug("dtkernels: Inductor calls %s through torch.library: %s: %s", title, type(error).__name__, error)
 
 
 def _casting(name: str, entry: str, device: str):
@@ -360,6 +404,7 @@ def _direction_entry(name: str, half: str):
 
 def _fake_direction_entry(name: str, half: str):
     def shaped(values: list[torch.Tensor], kind: str, **numbers) -> list[torch.Tensor]:
+        _lower(name, half)
         call = _graph_call(name, kind)
         variant = getattr(call.pair, half)
         given = [n for n in (*variant.signature.inputs, *variant.signature.scalars) if n not in call.numbers]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd import forward_ad
 
-from ..dispatch.call_cache import CallCache
+from ..dispatch.call_cache import CallCache, Repeat
 from ..select.schedule_selection import Call
 from ..signature.arguments import Interface, refuse_layout, type_name
 from ..signature.op_manifest import OpManifest, read_manifest
@@ -176,6 +176,11 @@ class Operator:
         if key is not None:
             self._call_cache.learn(key, args, kwargs, bound, results, self._names)
         return results if len(results) > 1 else results[0]
+
+    def repeatable(self, args: tuple, kwargs: dict, tensors: tuple[torch.Tensor, ...]) -> Repeat | None:
+        """Return how a call that ``plain`` has run can be repeated on other ``tensors``, those among the arguments; None where it cannot."""
+        with torch.no_grad():
+            return self._call_cache.repeatable(self.name, args, kwargs, tensors)
 
     def remembered(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict):
         """Run a call with ``given`` by name as ``plain`` does, and cache it as ``fresh`` does, for ``repeat``."""

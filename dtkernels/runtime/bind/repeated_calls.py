@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..dispatch.call_cache import Repeat
 from ..launch.bound_launch import BoundLaunch
 from ..path_counters import checking, counter
 from ..torch_support.determinism import fixed_order
@@ -50,12 +51,24 @@ class RepeatedCalls:
 
     def _remember(self, tensors: list[torch.Tensor], settings: tuple, values: tuple) -> None:
         """Keep how a call ran; nothing where calls are checked, no kernel is bound, or guards cannot tell the tensors apart."""
+        if (bound := self._bound(tensors, values)) is not None:
+            self.kinds = ((settings, guards_for(tuple(tensors)), bound.alone() or bound.together()), *self.kinds[: RECENT - 1])
+
+    def repeat(self, tensors: list[torch.Tensor], numbers: dict[str, object]) -> Repeat | None:
+        """Return how a call that has run can be repeated with the same numbers; None where it cannot."""
+        bound = self._bound(tensors, self._ordered(tensors, numbers))
+        if bound is None or any(t.data_ptr() & 15 for t in tensors):  # kernels for any alignment would run aligned tensors too
+            return None
+        following, named = iter(range(len(tensors))), list(numbers)
+        places = [next(following) if n is None else len(tensors) + named.index(n) for n in self.order]
+        tf32 = allows_tf32() if self.variant.dispatch.precise else None
+        return Repeat(guards_for(tuple(tensors)), bound, places, tuple(numbers.values()), tf32, self.title)
+
+    def _bound(self, tensors: list[torch.Tensor], values: tuple) -> BoundLaunch | None:
         route = self.variant.dispatch.known(values)
         if route is None or not isinstance(route.launch, BoundLaunch) or checking() or not tensors:
-            return
-        if all(type(t) in (torch.Tensor, torch.nn.Parameter) and not t.is_neg() for t in tensors):
-            launch = route.launch.alone() or route.launch.together()
-            self.kinds = ((settings, guards_for(tuple(tensors)), launch), *self.kinds[: RECENT - 1])
+            return None
+        return route.launch if all(type(t) in (torch.Tensor, torch.nn.Parameter) and not t.is_neg() for t in tensors) else None
 
     def _ordered(self, tensors: list[torch.Tensor], numbers: dict[str, object]) -> tuple:
         following = iter(tensors)

@@ -7,6 +7,7 @@ a view has the same pointer, so the kernels take the tensors as given.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,15 +44,30 @@ class CachedCall:
     positional arguments, gradient recording is ``grad`` (None: no argument requires a gradient), and no dispatch mode is on.
 
     ``launches(shape)`` returns a launch that takes the values in the variant's order and gives the result in ``shape`` (None: its own
-    shape). The values come from ``places`` of the arguments. ``launches`` is None for differentiable calls.
+    shape). The values come from ``places`` of the arguments. ``bound`` are the kernels, without counting. Differentiable calls have None
+    for ``launches`` and ``bound``.
     """
 
-    __slots__ = ("run", "again", "same", "count", "grad", "launches", "places")
+    __slots__ = ("run", "again", "same", "count", "grad", "launches", "places", "bound")
 
-    def __init__(self, run: Callable, again: Callable, launches: Callable | None = None, places: list[int | str] | None = None):
+    def __init__(
+        self, run: Callable, again: Callable, launches: Callable | None = None, places: list[int | str] | None = None, bound: BoundLaunch | None = None
+    ):
         self.run, self.again, self.same, self.count = run, again, never_matches, -1
-        self.launches, self.places = launches, places or []
+        self.launches, self.places, self.bound = launches, places or [], bound
         self.grad: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """How a call that has run runs again, on tensors of which ``same`` is true."""
+
+    same: Callable[..., bool]
+    bound: BoundLaunch
+    places: list[int]  #: of the kernels' values among the tensors and, after them, ``numbers``
+    numbers: tuple
+    tf32: bool | None  #: as it was set; None where nothing hangs on it
+    title: str  #: what the call is counted under
 
 
 class CallCache:
@@ -119,6 +135,21 @@ class CallCache:
             return None
         self.guarded_calls = (front, *self.guarded_calls[: FRONTS - 1])
         return front
+
+    def repeatable(self, op: str, args: tuple, kwargs: dict, tensors: tuple[torch.Tensor, ...]) -> Repeat | None:
+        """Return how a cached call without gradients can be repeated on other ``tensors``, those among its arguments; None where it cannot."""
+        known = self.known.get(self.key(args, kwargs))
+        if known is None or known.bound is None or any(t.data_ptr() & 15 for t in tensors):
+            return None
+        places, numbers = [], list[object]()
+        for place in known.places:
+            value = args[place] if isinstance(place, int) else kwargs[place]
+            if isinstance(value, torch.Tensor):
+                places.append(next(i for i, t in enumerate(tensors) if t is value))
+            else:
+                places.append(len(tensors) + len(numbers))
+                numbers.append(value)
+        return Repeat(guards_for(tensors), known.bound, places, tuple(numbers), allows_tf32() if self.precise else None, op)
 
     def remember(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> None:
         """Cache a front function's call, which was just made with the arguments ``given`` by name, if it can be repeated."""
@@ -258,12 +289,12 @@ def _inference(call: BoundCall, places: list[int | str], results: tuple[torch.Te
         def in_order(args: tuple, kwargs: dict):
             return launch(args)
 
-        return CachedCall(in_order, in_order, launches, places)
+        return CachedCall(in_order, in_order, launches, places, bound)
 
     def picked(args: tuple, kwargs: dict):
         return launch(pick(args, kwargs))
 
-    return CachedCall(picked, picked, launches, places)
+    return CachedCall(picked, picked, launches, places, bound)
 
 
 def _launching(bound: BoundLaunch, count: dict[str, int]) -> Callable:
