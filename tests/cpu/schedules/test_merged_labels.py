@@ -169,3 +169,11 @@ def test_labels_of_the_result_that_a_fused_sum_goes_over_are_of_the_result():
     text += "t.fuse_at(f, b); f.merge(p, y, x); f.block(b:1, p:16); f.tensorize(b:1, p:16);"
     declared = declare_merged_labels(parse(text)).algorithm
     assert "p" in declared.vars and "p" not in declared.rvars
+
+
+def test_descriptors_of_tensors_with_two_runs_of_dimensions_as_one():
+    """The later run is joined first: the numbers of its dimensions are those of the tensor as it is."""
+    text = "Func f; In Z, X; Var d, e, s; RVar b, m; f[d, e, s] = rdot(Z[b, m, e, s], X[b, m, d], b, m); f.merge(k, b, m); f.merge(p, e, s);"
+    text += "f.block(d:16, p:16); f.tensorize(d:16, p:16, k:16); f.descriptor(Z);"
+    assert "joined_dimensions(joined_dimensions(Z, 2, 3), 0, 1)" in dtkernels.compile(text).source
+    check(text, *random((3, 20, 8, 5), (3, 20, 17)))

@@ -114,3 +114,8 @@ def test_rows_of_sums_that_are_reduced_are_stored_for_one_kernel():
     t[x] = rsum(exp(-d[x, j] * b), j); f[x, j] = exp(-d[x, j] * b) / t[x];"""
     program = scheduled(parse(text).algorithm, ("f",), x=4096, j=4096, k=64)
     assert {*program.schedule.fused()} == {"t_shift", "t"}
+
+
+def test_rows_by_two_tiles_beside_a_label_of_one_element():
+    """A label of one element is in tiles and has no block."""
+    assert scheduled(parse("Func f; In A; Var h; RVar b, m; f[h] = rsum(A[b, h, m], b, m);").algorithm, ("f",), b=1, h=12, m=1500)

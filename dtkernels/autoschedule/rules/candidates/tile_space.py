@@ -64,7 +64,7 @@ def _rows_by_two_tiles(shape: SchedulingProblem, root: str, members: list[str], 
     for block in (1, 2, 4, 8):
         if block == 1 or label and block * width <= FULL and block <= shape.sizes[label]:
             blocks = tuple((x, block if x == label else 1) for x, _ in usual.blocks)
-            tiles = tuple((x, 0 if x == row else dict(blocks)[x]) for x, _ in usual.tiles)
+            tiles = tuple((x, 0 if x == row else dict(blocks).get(x, n)) for x, n in usual.tiles)  # a loop over one element has no block
             made = replace(usual, blocks=blocks, tiles=tiles, two_tiles=(row,), persistent=False, stages_of=(), split=(), evictions=once)
             yield replace(made, num_warps=_warps(shape, made, thread_elements(shape, root, loaded_accesses(shape, root, members)))[0])
 

@@ -165,7 +165,7 @@ def _box(
         raise _refused(buffer, "its last dimension is read element by element", "a tile of its last label", at)
     if len(index) > MOST_DIMENSIONS:
         raise _refused(buffer, f"{len(index)} dimensions", f"at most {MOST_DIMENSIONS}", at)
-    return tuple(start), tuple(box), tuple(r.joined for r in runs.values())
+    return tuple(start), tuple(box), tuple(runs[n].joined for n in sorted(runs))
 
 
 def _shifted(index: Tile) -> tuple[Axis, Tile | None] | None:
