@@ -7,6 +7,7 @@ labels of the use that the accessed element lacks. Where such a sum is over a pr
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
@@ -21,7 +22,7 @@ from ..rules.data_index.grouped_products import labels_without_data
 from ..rules.func_cse import merge_equal_funcs
 from ..rules.indices.remainders import without_remainders
 from ..rules.products.operand_cse import merge_equal_operands
-from ..smart_constructors import ZERO, add_with_common_factors, is_zero, negate, simplify, where
+from ..smart_constructors import ZERO, add_with_common_factors, is_zero, multiply, negate, simplify, where
 from .centered_weights import center_weights, inline_scores, name_scores
 from .chained_products import inner_products, with_named_products
 from .derivative import Contribution, contributions
@@ -249,6 +250,7 @@ class _Reverse:
             over += found[1].new
             divides += [(name, when) for when in found[1].when]
             solved = {k: ex.substitute(v, {name: value}, index=True) for k, v in solved.items()} | {name: value}
+            adjoint = self._vanishing(adjoint, name) if found[1].new else adjoint
             if not isinstance(value, ex.Label) and not _is_remainder(value) and not _vanishes_outside(adjoint, name):
                 place = ex.as_value(value)
                 inside = ex.Binary("<", place, ex.Len(name.rstrip("'")))
@@ -263,6 +265,33 @@ class _Reverse:
         if any(o not in c.labels and o not in names.values() for o in left):  # remainders, which the conditions of a stride may decide
             adjoint, left = without_remainders(adjoint, left, replace(self.algorithm, extents=self.algorithm.extents + tuple(self.new_extents)))
         return self._restore(self._restore(self._summed(adjoint, left), inner), names)
+
+    def _vanishing(self, adjoint: ex.Expr, label: str) -> ex.Expr:
+        """Return a product with Funcs for factors that may be no finite numbers past the last element of ``label``: elements of Funcs read 0 there.
+
+        Before: ``d[b, h, m, n] / t[b, h, m] * exp(s[b, h, m, l])``, of heads ``h`` in groups, which only a condition keeps from 0 / 0
+        After:  ``d_over[b, h, m, n] * e[b, h, m, l]``, which stays a matrix product
+        """
+        factors = _factors(adjoint)
+        if sum(label in ex.free_labels(f) for f in factors) < 2 or _vanishes_outside(adjoint, label):
+            return adjoint
+        risky = [f for f in factors if not isinstance(f, ex.Access) and not _finite_outside(f, label)]
+        if any(isinstance(n, (ex.Reduce, ex.Dot)) for f in risky for n in f.walk()):
+            return adjoint
+        elements = {f: self._factor(f) for f in dict.fromkeys(risky)}
+        whole = reduce(multiply, (elements[f][1] if f in elements else f for f in factors))
+        if not _vanishes_outside(whole, label):
+            return adjoint
+        self.new += [made for made, _ in elements.values()]
+        return whole
+
+    def _factor(self, e: ex.Expr) -> tuple[Definition, ex.Access]:
+        """Return a new Func that is ``e``, in its labels' order and by their declared names, and its element in place of ``e``."""
+        order = {x: i for i, x in enumerate(self.algorithm.labels)}
+        labels = sorted(ex.free_labels(e), key=lambda x: (order.get(x.rstrip("'"), len(order)), x))
+        name = fresh_name("factor", self.taken)
+        made = Definition(name, tuple(x.rstrip("'") for x in labels), ex.substitute(e, {x: ex.Label(x.rstrip("'")) for x in labels}))
+        return made, ex.Access(name, tuple(map(ex.Label, labels)))
 
     def _solve(
         self, index: ex.Expr, target: ex.Label, over: list[str], dimension: tuple[str, int], names: dict[str, str]
@@ -479,6 +508,10 @@ def _vanishes_outside(adjoint: ex.Expr, label: str) -> bool:
         case ex.Call("where", (_, a, b)):
             return is_zero(b) and _vanishes_outside(a, label)
     return False
+
+
+def _factors(e: ex.Expr) -> tuple[ex.Expr, ...]:
+    return (*_factors(e.left), *_factors(e.right)) if isinstance(e, ex.Binary) and e.op == "*" else (e,)
 
 
 def _finite_outside(e: ex.Expr, label: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...lang import expr as ex
-from ...lang.algorithm import Algorithm
+from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
 from ...lang.extents.formulas import check_formulas, expanded, inputs_of
 
@@ -72,10 +72,10 @@ def _check_divisors(algorithm: Algorithm) -> None:
 def inline_copies(algorithm: Algorithm, names: tuple[str, ...]) -> Algorithm:
     """Inline the Funcs ``names``, each an element of another Func or input, a scalar or a constant.
 
-    A Func that some use shifts is not inlined: outside its extent it reads 0, and what it copies may not.
+    A Func that some use shifts is not inlined: outside its extent it reads 0, and what it copies may not, unless that has the same extents.
     """
     shifted = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr) if not all(isinstance(i, ex.Label) for i in a.index)}
-    copies = {d.name: d for d in algorithm.definitions if d.name in names and d.name not in shifted}
+    copies = {d.name: d for d in algorithm.definitions if d.name in names and (d.name not in shifted or _is_whole_copy(d, algorithm))}
 
     def change(node: ex.Expr) -> ex.Expr:
         while isinstance(node, ex.Access) and node.tensor in copies:
@@ -84,6 +84,13 @@ def inline_copies(algorithm: Algorithm, names: tuple[str, ...]) -> Algorithm:
         return node
 
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+
+
+def _is_whole_copy(d: Definition, algorithm: Algorithm) -> bool:
+    """Return whether ``d`` is all of a tensor that another definition reads at the same labels: these tell its extents once ``d`` is gone."""
+    if not isinstance(d.expr, ex.Access) or d.expr.index != tuple(map(ex.Label, d.labels)):
+        return False
+    return any(d.expr in ex.accesses(other.expr) for other in algorithm.definitions if other is not d)
 
 
 def fold_constants(algorithm: Algorithm) -> Algorithm:

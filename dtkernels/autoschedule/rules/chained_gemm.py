@@ -55,6 +55,7 @@ class Chain:
         inner = set().union(*(ex.free_labels(d) for m in members if m != main for d in shape.dots(m)))
         if columns and set(columns) <= inner and not inner & set(rows):  # blocks are of what both products have, whichever side that is
             rows, columns = columns, rows
+        rows = sorted(rows, key=lambda label: not _counts_products(shape, label, [m for m in members if m != main]))  # a tile lies along the last
         return Chain(shape, root, members, rows, columns)
 
     def usual(self, walked: str = "") -> KernelConfig:
@@ -285,19 +286,21 @@ class Chain:
     def comparisons(self) -> list[ex.Binary]:
         """Return the comparisons of a row with something else: one of a causal mask, two of a window or of segments."""
         nodes = [n for m in self.members for n in self.shape.algorithm[m].expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS]
-        return [n for n in nodes if ex.free_labels(n) & set(self.rows)]
+        return [n for n in dict.fromkeys(nodes) if ex.free_labels(n) & set(self.rows)]
 
     def _masked_labels(self) -> set[str]:
         """Return labels that are compared with a row, and the rows."""
         return set().union(*(ex.free_labels(n) for n in self.comparisons()))
 
     def _reduction_tiles(self, tile: dict[str, int], held: set[str], step: int, walked: str) -> dict[str, int]:
-        """Return the tiles of the labels that are reduced: of several in one sum those of one, ``walked`` in the kernel's own."""
+        """Return the tiles of the labels that are reduced: of several in one sum those of one, ``walked`` in the kernel's own.
+
+        Scores may add up two products, each with a label of its own: both have tiles.
+        """
         shape = self.shape
         found: dict[str, int] = {}
         sides = {label for m in self.members for d in shape.dots(m) for label in ex.free_labels(d.left) ^ ex.free_labels(d.right)}
-        for m in self.members:
-            own = reduction_labels(shape.algorithm, m)
+        for m, own in dict.fromkeys((m, n.labels) for m in self.members for n in ex.reductions(shape.algorithm[m].expr)):
             for k in own:
                 if len(own) > 1 and k != (walked if walked in own else max(own, key=lambda label: shape.sizes[label])):
                     found[k] = min(ROWS, max(16, next_power_of_two(shape.sizes[k]))) if m == self.root and not shape.dots(m) and k in sides else 1
@@ -322,3 +325,8 @@ class Chain:
                         if max((sizes[r] for r in self.rows), default=1) * 2 <= size:
                             return {label: (int(size), max(16, next_power_of_two(int(size)))), **{r: (1, 1) for r in self.rows}}
         return {}
+
+
+def _counts_products(shape: SchedulingProblem, label: str, funcs: list[str]) -> bool:
+    """Return whether a product in ``funcs`` is one of many along ``label``, as those of attention's scores along heads: its tiles have no side along it."""
+    return any(label in ex.free_labels(dot.left) and label in ex.free_labels(dot.right) for f in funcs for dot in shape.dots(f))
