@@ -53,3 +53,10 @@ def test_large_products_are_three_in_tf32_where_the_gpu_has_it(case, monkeypatch
     assert chosen(*case, "mi300x").names("f", "approximate") == () and chosen(*case, itemsize=2).names("f", "approximate") == ()
     monkeypatch.setenv("DTKERNELS_FP32_PRODUCTS", "ieee")
     assert chosen(*case).names("f", "approximate") == ()
+
+
+def test_a_product_in_float32_beside_one_of_16_bits_with_as_much_work_decides_the_tiles():
+    text = "Func f, g; In A, B; Var x, y; RVar k; g[x, y] = rdot(A[x, k], B[k, y], k); f[x, y] = g[x, y] + rsum(exp(A[x, k]) * exp(B[k, y]), k);"
+    algorithm = prepare_algorithm(parse(text).algorithm, ("f", "g"))
+    found = default_schedule(algorithm, ("f", "g"), dict.fromkeys("xyk", 4096), 2, target("h200"))
+    assert found.names("f", "approximate") == ("rdot",)
