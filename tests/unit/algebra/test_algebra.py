@@ -44,6 +44,7 @@ from dtkernels.algebra.rules.indices.strided_sums import sum_over_elements
 from dtkernels.algebra.rules.label_unification import unify_labels
 from dtkernels.algebra.rules.products.product_columns import sum_product_operands
 from dtkernels.algebra.rules.products.product_elements import make_picked_elements, sum_rows_first
+from dtkernels.algebra.rules.products.scaled_products import scale_operands
 from dtkernels.algebra.rules.products.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from dtkernels.algebra.rules.scans import extract_scans
 from dtkernels.algebra.rules.tanh_of_log1p import tanh_of_log1p
@@ -144,6 +145,7 @@ RULES = {
     "sums_to_float32_products": (sums_to_float32_products, lambda a: sums_to_float32_products(a)),
     "extract_equal_products": (extract_equal_products, lambda a: extract_equal_products(a)),
     "merge_equal_products": (merge_equal_products, lambda a: merge_equal_products(a, outputs(a)[-1:])),
+    "scale_operands": (scale_operands, lambda a: scale_operands(a, outputs(a)[-1:])),
     "make_picked_elements": (make_picked_elements, lambda a: make_picked_elements(a, outputs(a))),
     "sum_rows_first": (sum_rows_first, lambda a: sum_rows_first(a, outputs(a))),
     "share_groups": (share_groups, lambda a: share_groups(a)),
