@@ -35,7 +35,7 @@ def recompute_is_costly(shape: SchedulingProblem, func: str, root: str) -> bool:
         return _is_operand_summed_over_windows(shape, func, root) or _recomputes_sum(shape, func, root, long)
     if shape.underfills_gpu(func, root) or sweep_underfills_gpu(shape, func, root) or _is_scattered(shape, func, root) or _is_read_in_windows(shape, func, root, products=False):
         return True
-    if any(shape.sizes[label] > WHOLE_SIDE for label in missing) and not shape.holds_chain(func, root):
+    if any(shape.sizes[label] > WHOLE_SIDE for label in missing) and not shape.holds_chain(func, root) or _is_broadcast(shape, func, root, missing):
         return True
     return any(_is_made_for_each_tile(shape, func, product) for product in shape.algorithm.needed_by((root,)) if product not in (func, root))
 
@@ -46,6 +46,15 @@ def is_number_of_few(shape: SchedulingProblem, func: str, root: str) -> bool:
     if shape.algorithm[func].labels or not terms or shape.dots(func) or reduction_labels(shape.algorithm, root):
         return False
     return bool(own) and _elements(shape, own) <= FEW and _elements(shape, terms) <= 2 * BLOCK
+
+
+def _is_broadcast(shape: SchedulingProblem, func: str, root: str, missing: Iterable[str]) -> bool:
+    """Return whether the kernel of ``root`` has no other product, and reads each element of ``func`` at many places: more than a side of a tile has, though maybe no label has so many.
+
+    The gates of an image's channels are such: 32 x 256 of 64 x 64 places each.
+    """
+    alone = not any(shape.dots(f) for f in shape.algorithm.needed_by((root,)) if f != func and shape.algorithm[f].labels != shape.algorithm[func].labels)
+    return alone and not reduction_labels(shape.algorithm, root) and shape.longest_sum(func) > FEW and _elements(shape, tuple(missing)) > WHOLE_SIDE
 
 
 def _is_made_for_each_tile(shape: SchedulingProblem, func: str, product: str) -> bool:

@@ -14,6 +14,7 @@ from ..algebra.operand_types import OperandTypes, rows_of
 from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
 from ..lang.algorithm import operand_names, paired_sides
+from ..lang.parts.batched_products import batched_product_names, lies_across
 from ..lang.schedule_checks import reduction_labels
 from .memory_limit import SHORTEST, memory_limit
 from .problem import WHOLE_SIDE, SchedulingProblem
@@ -36,8 +37,21 @@ def stored_operands(shape: SchedulingProblem) -> list[tuple[str, ...]]:
     names = operand_names(shape.algorithm).items()
     if paired := tuple(name for name, e in names if _is_paired(shape, e)):
         return [paired]
+    if across := _across_products(shape):
+        return [across]
     worth = tuple(name for name, e in names if (_is_converted(shape, e) or _is_crossed(shape, e)) and _is_reread(shape, e) and _has_room(shape, e))
     return [worth, *((name,) for name in worth[:MOST] if len(worth) > 1)] if worth else []
+
+
+def _across_products(shape: SchedulingProblem) -> tuple[str, ...]:
+    """Return the operands that lie across several products, one for each place of their last dimension, and these products where their results lie so too.
+
+    As they are, each tile loads one element of a sector: 128 products of 512 x 512 x 512 took 5.4 ms on an H200.
+    """
+    dots = [dot for d in shape.algorithm.definitions for dot in shape.dots(d.name)]
+    sides = [side for dot in dots for side in (dot.left, dot.right) if lies_across(dot, side)]
+    operands = [name for name, e in operand_names(shape.algorithm).items() if e in sides and _has_room(shape, e)]
+    return (*operands, *(name for name, dot in batched_product_names(shape.algorithm).items() if dot in dots)) if operands else ()
 
 
 def _is_paired(shape: SchedulingProblem, operand: ex.Expr) -> bool:

@@ -33,6 +33,7 @@ from .expr import (
     is_integer,
 )
 from .extents.formulas import constant_of, expanded
+from .parts.batched_products import batched_product_names, lies_across, with_batched_product
 from .parts.picked_terms import picked_term_names, with_picked_terms
 from .parts.shared_sums import shared_sum_names, with_shared_sum
 
@@ -406,7 +407,7 @@ def _has_name(e: Expr) -> bool:
 
 
 def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
-    """Return the algorithm with a Func for each operand, each shared sum and the picked terms among ``names``, before the first Func that reads it."""
+    """Return the algorithm with a Func for each operand, each shared sum, batched product and the picked terms among ``names``, before the first Func that reads it."""
     wanted = {*names} - {*algorithm.funcs}
     sums = shared_sum_names(algorithm) if wanted else {}
     for name in (n for n in sums if n in wanted):
@@ -416,12 +417,15 @@ def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
     for name in (n for n in terms if n in wanted):
         algorithm = with_picked_terms(algorithm, name, terms[name])
     wanted -= {*terms}
+    products = {name: dot for name, dot in (batched_product_names(algorithm) if wanted else {}).items() if name in wanted}
+    wanted -= {*products}
     every = operand_names(algorithm) if wanted else {}
     for name in (n for n in every if n in wanted):
         side = every[name]
         labels, multiplied = _operand_labels(algorithm, side), _is_multiplied(algorithm, side)
         access = Access(name, tuple(Label(label) for label in labels))
         changed = tuple(replace(d, expr=_with_operand(d.expr, side, access)) for d in algorithm.definitions)
+        products = {product: _with_operand(dot, side, access) for product, dot in products.items()}  # type: ignore[misc]
         first = next(i for i, (d, before) in enumerate(zip(changed, algorithm.definitions)) if d.expr != before.expr)
         algorithm = replace(
             algorithm.with_definitions((*changed[:first], Definition(name, labels, side, changed[first].pos), *changed[first:])),
@@ -429,6 +433,8 @@ def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
             rvars=tuple(label for label in algorithm.rvars if label not in labels),
             operands=algorithm.operands | ({name} if multiplied else set()),
         )
+    for name, dot in products.items():
+        algorithm = with_batched_product(algorithm, name, dot)
     return algorithm
 
 
@@ -438,13 +444,13 @@ def _is_multiplied(algorithm: Algorithm, side: Expr) -> bool:
 
 
 def _operand_labels(algorithm: Algorithm, side: Expr) -> tuple[str, ...]:
-    """Return the labels of a stored operand, in the order of the algorithm; of a copied tensor those that are summed over come last, so that it lies contiguous along them.
+    """Return the labels of a stored operand, in the order of the algorithm; of a copied tensor, or one that lies across products, those that are summed over come last, so that it lies contiguous along them.
 
     In a sum over pairs threads take rows side by side: the last label of those that the sum keeps comes last.
     """
     labels = [label for label in algorithm.labels if label in free_labels(side)]
-    if isinstance(side, Access):
-        found = [n for d in algorithm.definitions for n in d.expr.walk() if side in (sides_of(n) or ())]
+    found = [n for d in algorithm.definitions for n in d.expr.walk() if side in (sides_of(n) or ())]
+    if isinstance(side, Access) or any(isinstance(n, Dot) and lies_across(n, side) for n in found):
         summed = {label for n in found for label in n.labels}  # type: ignore[attr-defined]
         labels.sort(key=lambda label: label in summed)
         if not _is_multiplied(algorithm, side):

@@ -6,6 +6,7 @@ from . import expr as ex
 from .algorithm import Algorithm, operand_names, with_operands
 from .errors import DTError
 from .parts.picked_terms import picked_term_names
+from .parts.batched_products import batched_product_names
 from .parts.shared_sums import shared_sum_names
 from .schedule import (
     APPROXIMATIONS,
@@ -41,7 +42,7 @@ def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
     own, algorithm = algorithm, with_operands(algorithm, schedule.subjects())
     for p in schedule.primitives:
         if p.func not in algorithm:
-            allowed = ", ".join((*own.funcs, *operand_names(own), *shared_sum_names(own), *picked_term_names(own)))
+            allowed = ", ".join((*own.funcs, *operand_names(own), *shared_sum_names(own), *picked_term_names(own), *batched_product_names(own)))
             raise DTError("a schedule is on a Func of the program", found=repr(p.func), allowed=allowed, at=p.pos)
         if p.name.startswith("compile") and p.func not in own:
             raise DTError(f"{p.name} is of a Func of the program", found=f"{p.func}, an operand or a sum that only has a name", allowed=", ".join(own.funcs), at=p.pos)

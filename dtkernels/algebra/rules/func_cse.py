@@ -28,6 +28,18 @@ def merge_equal_funcs(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
     return algorithm
 
 
+def merge_equal_products(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
+    """Keep one Func where several are the same matrix product; the Funcs ``keep`` stay.
+
+    Before: ``s[x, y] = rdot(A[x, k], B[k, y], k);  t[x, y] = rdot(A[x, k], B[k, y], k);  f[x, y] = s[x, y] * exp(t[x, y]);``
+    After:  ``s[x, y] = rdot(A[x, k], B[k, y], k);  f[x, y] = s[x, y] * exp(s[x, y]);``
+    """
+    others = (*keep, *(d.name for d in algorithm.definitions if not isinstance(d.expr, ex.Dot)))
+    while (changed := _one_func(algorithm, others)) is not None:
+        algorithm = changed
+    return algorithm
+
+
 def _one_func(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm | None:
     """Remove one of two equal Funcs, if there are two. An output is rounded, so no other Func is made to read it."""
     seen: dict[object, str] = {}

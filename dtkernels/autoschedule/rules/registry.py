@@ -29,6 +29,7 @@ from .gemm import product_configs
 from .reduction import approximations, row_tiles
 from .row_column_reduction import row_column_candidates, row_column_tiles
 from .scan import scan_configs
+from .sibling_gemms import products
 from .streams.matrix_vector import matrix_vector_configs
 from .streams.picked_sums import picked_sum_configs
 from .streams.rank_one import rank_one_configs
@@ -62,11 +63,11 @@ def _only(tiles: Callable[[SchedulingProblem, str, list[str]], KernelConfig | No
     return configs
 
 
-ROWS, BOTH = "elementwise, reductions, transposes", "row and column reductions"
+ROWS, BOTH, SWEPT = "elementwise, reductions, transposes", "row and column reductions", "product and row reduction"
 KINDS = (
     Kind("scans", scan_configs),
     Kind("picked sums", picked_sum_configs),
-    Kind("product and row reduction", swept_configs),
+    Kind(SWEPT, swept_configs),
     Kind(BOTH, _only(row_column_tiles)),
     Kind("products of one term", single_term_configs),
     Kind("products of rank one", rank_one_configs),
@@ -76,7 +77,7 @@ KINDS = (
     Kind(ROWS, _only(row_tiles)),
 )
 RULES = (
-    Rule("product and row reduction", held_window_candidates),
+    Rule(SWEPT, held_window_candidates),
     Rule("chained products", chain_candidates, chain_variants),
     Rule("products", streamed_candidates),
     Rule("products", window_candidates),
@@ -124,8 +125,19 @@ def _proposed(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[
         usual = next(own, None)
         if usual is not None:
             rules = [rule for rule in RULES if rule.kind == kind.name]
-            return told(usual), map(told, chain(own, *(rule.candidates(shape, root, members) for rule in rules))), rules
+            every = chain(own, *(rule.candidates(shape, root, members) for rule in rules))
+            every = _with_tripled(shape, members, usual, every) if kind.name == SWEPT else every
+            return told(usual), map(told, every), rules
     raise AssertionError(f"no rule for {root}")  # the last kind takes every kernel
+
+
+def _with_tripled(shape: SchedulingProblem, members: list[str], usual: KernelConfig, more: Iterable[KernelConfig]) -> Iterator[KernelConfig]:
+    """Yield the candidates ``more`` of a kernel; where it has one product, of float32, also ``usual`` and them with that product as three in TF32."""
+    triples = shape.triples_float32 and len(products(shape, members)) == 1
+    for config in chain((usual,), more) if triples else more:
+        yield replace(config, approximations=(*config.approximations, ("rdot", ""))) if triples else config
+        if triples and config is not usual:
+            yield config
 
 
 def fastest(judge: CandidateTime, usual: KernelConfig, more: Iterable[KernelConfig], rules: Iterable[Rule] = ()) -> KernelConfig:

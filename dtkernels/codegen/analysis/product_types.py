@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SHORT_NAMES = {name: short for short, name in ex.TORCH_NAMES.items()}
 #: dtype -> bytes per element
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "int32": 4, "int64": 8}
+SLOWER = 4  #: how many times as long a product takes in float32 as one of 16 bits, at least: in tiles for 16 bits much longer
 
 
 def cast_bytes(algorithm: Algorithm, func: str) -> int:
@@ -213,13 +214,12 @@ class InputTypes:
 def typed(algorithm: Algorithm, sizes: Mapping[str, int], types: int | InputTypes) -> tuple[Algorithm, int]:
     """Return the algorithm with the inputs that are float8 in a call, and the bytes of an element that its schedule and its predicted time go by.
 
-    Beside products in float8 these are 2, of what they make. Inputs of one dtype may have their largest product in float32, by a cast.
+    Beside products in float8 these are 2, of what they make. Inputs of one dtype may have the product that takes longest in float32, by a cast.
     """
     if not isinstance(types, int):
         return types.typed(algorithm), max(2, BYTES[types.main(algorithm, sizes)])
-    dots = products(algorithm)
-    wide = bool(dots) and f"{CAST}fp32" in max(dots, key=lambda found: work(found[1], sizes))[2].sources
-    return algorithm, BYTES["fp32"] if wide else types
+    timed = [(work(dot, sizes) * (SLOWER if (wide := f"{CAST}fp32" in wanted.sources) else 1), wide) for _, dot, wanted in products(algorithm)]
+    return algorithm, BYTES["fp32"] if timed and max(timed)[1] else types
 
 
 class ElementBytes(dict[str, int]):

@@ -34,6 +34,7 @@ from dtkernels.algebra.rules.exponentials.row_values import extract_row_values
 from dtkernels.algebra.rules.exponentials.shift_degree import FREE, Degree, degree
 from dtkernels.algebra.rules.exponentials.sum_exp_addends import extract_sum_exp_addends
 from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors, hoist_row_factors
+from dtkernels.algebra.rules.func_cse import merge_equal_products
 from dtkernels.algebra.rules.indices.inverted_windows import invert_windows
 from dtkernels.algebra.rules.indices.phases import separate_phases
 from dtkernels.algebra.rules.indices.remainders import pick_remainders
@@ -43,6 +44,7 @@ from dtkernels.algebra.rules.indices.strided_sums import sum_over_elements
 from dtkernels.algebra.rules.label_unification import unify_labels
 from dtkernels.algebra.rules.products.product_columns import sum_product_operands
 from dtkernels.algebra.rules.products.product_elements import make_picked_elements, sum_rows_first
+from dtkernels.algebra.rules.products.scaled_products import scale_operands
 from dtkernels.algebra.rules.products.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from dtkernels.algebra.rules.scans import extract_scans
 from dtkernels.algebra.rules.tanh_of_log1p import tanh_of_log1p
@@ -142,6 +144,8 @@ RULES = {
     "nest_contractions": (nest_contractions, lambda a: nest_contractions(a)),
     "sums_to_float32_products": (sums_to_float32_products, lambda a: sums_to_float32_products(a)),
     "extract_equal_products": (extract_equal_products, lambda a: extract_equal_products(a)),
+    "merge_equal_products": (merge_equal_products, lambda a: merge_equal_products(a, outputs(a)[-1:])),
+    "scale_operands": (scale_operands, lambda a: scale_operands(a, outputs(a)[-1:])),
     "make_picked_elements": (make_picked_elements, lambda a: make_picked_elements(a, outputs(a))),
     "sum_rows_first": (sum_rows_first, lambda a: sum_rows_first(a, outputs(a))),
     "share_groups": (share_groups, lambda a: share_groups(a)),

@@ -53,3 +53,21 @@ def test_large_products_are_three_in_tf32_where_the_gpu_has_it(case, monkeypatch
     assert chosen(*case, "mi300x").names("f", "approximate") == () and chosen(*case, itemsize=2).names("f", "approximate") == ()
     monkeypatch.setenv("DTKERNELS_FP32_PRODUCTS", "ieee")
     assert chosen(*case).names("f", "approximate") == ()
+
+
+def test_a_product_in_float32_beside_one_of_16_bits_with_as_much_work_decides_the_tiles():
+    text = "Func f, g; In A, B; Var x, y; RVar k; g[x, y] = rdot(A[x, k], B[k, y], k); f[x, y] = g[x, y] + rsum(exp(A[x, k]) * exp(B[k, y]), k);"
+    algorithm = prepare_algorithm(parse(text).algorithm, ("f", "g"))
+    found = default_schedule(algorithm, ("f", "g"), dict.fromkeys("xyk", 4096), 2, target("h200"))
+    assert found.names("f", "approximate") == ("rdot",)
+
+
+QUADRATIC = "Func f; In X, m, P; Var b, c; RVar i, j; f[b, c] = rsum((X[b, i] - m[c, i]) * P[i, j] * (X[b, j] - m[c, j]), i, j);"
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_a_float32_product_whose_rows_are_summed_in_its_kernel_is_three_in_tf32(itemsize, monkeypatch):
+    algorithm, sizes = prepare_algorithm(parse(QUADRATIC).algorithm, ("f",)), dict(b=4096, c=64, i=256, j=256)
+    assert default_schedule(algorithm, ("f",), sizes, itemsize, target("h200")).names("f", "approximate") == ("rdot",)
+    monkeypatch.setenv("DTKERNELS_FP32_PRODUCTS", "ieee")
+    assert default_schedule(algorithm, ("f",), sizes, itemsize, target("h200")).names("f", "approximate") == ()

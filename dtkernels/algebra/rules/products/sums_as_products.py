@@ -34,7 +34,11 @@ def nest_contractions(algorithm: Algorithm) -> Algorithm:
 
     Before: ``f[b, o] = rsum(x[b, i] * W[o, i, j] * y[b, j], i, j);``
     After:  ``f[b, o] = rsum(x[b, i] * rsum(W[o, i, j] * y[b, j], j), i);``
+
+    Where both sums of three inputs are matrix products, they are in the inputs' dtype, as in ``einsum``:
+    ``f[b, i, j] = rdot(H[b, i, k], rdot(W[k, l], D[b, j, l], l), k);``
     """
+    floating = set(algorithm.inputs) - algorithm.integer_inputs() - {name for name, _ in algorithm.stands_for}
 
     def change(node: ex.Reduce) -> ex.Expr:
         factors = factors_of(node.arg)
@@ -44,8 +48,11 @@ def nest_contractions(algorithm: Algorithm) -> Algorithm:
             inner = [f for f in factors if label in ex.free_labels(f)]
             rest = [f for f in factors if label not in ex.free_labels(f)]
             sums = ex.Reduce("sum", product(inner), (label,), pos=node.pos) if len(inner) == 2 and rest else None
-            if sums is not None and next(_sides(sums), None) is not None:
-                return replace(node, arg=product([*rest, sums]), labels=tuple(x for x in node.labels if x != label))
+            if sums is not None and (sides := next(_sides(sums), None)) is not None:
+                outer = replace(node, arg=product([*rest, sums]), labels=tuple(x for x in node.labels if x != label))
+                plain = len(rest) == 1 and all(isinstance(f, ex.Access) and f.tensor in floating for f in factors)
+                is_product = plain and next(_sides(outer), None) is not None
+                return ex.Dot(*rest, ex.Dot(*sides, (label,), pos=node.pos), outer.labels, pos=node.pos) if is_product else outer
         return node
 
     return _with_sums(algorithm, change)
