@@ -253,9 +253,14 @@ def _columns(size: int) -> int:
 
 
 def windows(shape: SchedulingProblem, reduced: Iterable[str], read: list[ex.Access]) -> tuple[str, ...]:
-    """Return the labels of windows, ``A[x + r]``, of constant extent or a short one: known to the compiler, their ends need no masks."""
-    beside = {x for a in read for i in a.index if len(ex.free_labels(i)) > 1 for x in ex.free_labels(i)}
-    sums = {x for a in read for i in a.index if len(ex.free_labels(i)) > 1 and not any(ex.accesses(i)) for x in ex.free_labels(i)}
+    """Return the labels of windows, ``A[x + r]``, of constant extent or a short one: known to the compiler, their ends need no masks.
+
+    Where the sum goes over all that an index has, as over the windows that an image is cut into, windows do not overlap for different results.
+    """
+    over = {*(reduced := tuple(reduced))}
+    several = [i for a in read for i in a.index if len(ex.free_labels(i)) > 1 and ex.free_labels(i) - over]
+    beside = {x for i in several for x in ex.free_labels(i)}
+    sums = {x for i in several if not any(ex.accesses(i)) for x in ex.free_labels(i)}
     return tuple(r for r in reduced if r in beside and (shape.algorithm.constant_extent(r) or r in sums and shape.sizes[r] <= SHALLOW))
 
 

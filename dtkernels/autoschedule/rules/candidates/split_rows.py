@@ -51,8 +51,9 @@ def split_row_candidates(shape: SchedulingProblem, root: str, members: list[str]
         if step <= size and parts <= -(-size // step) and parts <= most:
             tiles = tuple((x, step if x == label else 1 if x in summed else n) for x, n in usual.tiles)
             yield replace(usual, tiles=tiles, split=((label, parts),), num_warps=warps, stages_of=(), evictions=())
-    places = sorted(summed, key=distances(shape, root, members, sorted(summed)).__getitem__)
-    volume = len(summed) > 1 and not summed & {*shape.algorithm[root].labels} and all({*n.labels} == summed for m in members for n in ex.reductions(shape.algorithm[m].expr))
+    at = distances(shape, root, members, sorted(summed))
+    places, alone = sorted(summed, key=at.__getitem__), not summed & {*shape.algorithm[root].labels} and list(at.values()).count(0) == 1
+    volume = len(summed) > 1 and alone and all({*n.labels} == summed for m in members for n in ex.reductions(shape.algorithm[m].expr))
     for step, warps in product(STEPS, WARPS) if volume else ():
         tile = _lines(shape, places, step)
         outer = max(tile, key=lambda x: (-(-shape.sizes[x] // (tile[x] or shape.sizes[x])), shape.sizes[x]))
