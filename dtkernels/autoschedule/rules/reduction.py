@@ -269,7 +269,9 @@ def _looped_windows(taps: tuple[str, ...], read: list[ex.Access]) -> tuple[str, 
 
     On an H100 such loops took 0.1 to 0.75 of the time of several windows held at once, a single one along contiguous elements 1.7 times as long.
     """
-    along = {x for a in read if a.index and len(ex.free_labels(a.index[-1])) > 1 for x in ex.free_labels(a.index[-1])}
+    most = max((len(a.index) for a in read), default=0)  # beside which a vector over the windows, such as how many of their elements there are, is short
+    last = [ex.free_labels(a.index[-1]) for a in read if a.index and len(a.index) == most]
+    along = {x for labels in last if len(labels) > 1 for x in labels}
     return taps if len(taps) > 1 else tuple(r for r in taps if r not in along)
 
 
