@@ -331,6 +331,9 @@ class _Reverse:
                 return negate(self._summed(arg, labels))
             case ex.Call("where", (c, a, b)) if is_zero(b) and not ex.free_labels(c) & set(labels):
                 return where(c, self._summed(a, labels), ZERO)
+            case ex.Call("where", (c, ex.Binary("*", a, b), zero)) if is_zero(zero) and (_is_number(a) or _is_number(b)):  # no side of a product
+                number, rest = (a, b) if _is_number(a) else (b, a)
+                return ex.Binary("*", number, self._summed(where(c, rest, zero), labels))
             case ex.Call("where", (c, ex.Binary("*", a, b), zero)) if is_zero(zero) and (product := self._masked_product(c, a, b, labels)):
                 return product
             case ex.Binary("*", a, b):
@@ -499,6 +502,11 @@ def _masked(condition: ex.Expr, e: ex.Expr, label: str) -> ex.Expr:
         case ex.Unary("-", a):
             return negate(_masked(condition, a, label))
     return where(condition, e, ZERO)
+
+
+def _is_number(e: ex.Expr) -> bool:
+    """Return whether ``e`` is one number for all elements: constants, extents and scalars."""
+    return not any(isinstance(n, (ex.Access, ex.Label)) for n in e.walk())
 
 
 def _is_remainder(e: ex.Expr) -> bool:
