@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..lang import expr as ex
+from ..lang.algorithm import Algorithm
 from ..lang.extents.linear_form import LinearForm, linear_form
 from .smart_constructors import ZERO, add, negate
 
@@ -62,6 +63,50 @@ def solve(index: ex.Expr, target: ex.Expr, name: str, rest_label: Callable[[ex.B
     found = solve(atom, ex.Binary("/", place, ex.Const(abs(times))), name, rest_label)
     divides = ex.Binary("==", ex.Binary("%", ex.as_value(place), ex.Const(abs(times))), ZERO)
     return replace(found, when=(*found.when, divides))
+
+
+def places_in_order(index: ex.Expr, round_: str, algorithm: Algorithm, own: dict[str, str]) -> tuple[str, ...]:
+    """Return the labels that together count the places up to the extent of ``round_``, each once: ``u`` and ``i`` in ``7 * u + i + 3``, of a seventh of it and of 7.
+
+    The one that the index is solved for comes first; none where no labels do. ``own``: temporary name of a label -> its own.
+    """
+    form = {atom.name: times for atom, times in linear_form(index).items() if times and isinstance(atom, ex.Label) and atom.name in own}
+    for sign in (1, -1):
+        found: list[str] = []
+        size: int | None = 1
+        while size and (having := [x for x, times in form.items() if times == sign * size and x not in found]):
+            if last := next((x for x in having if _fills(algorithm, own[x], size, round_)), None):
+                return (last, *found)
+            found.append(having[0])
+            extent = algorithm.constant_extent(own[having[0]])
+            size = extent and size * extent
+    return ()
+
+
+def _fills(algorithm: Algorithm, label: str, size: int, round_: str) -> bool:
+    """Return whether ``size`` times the extent of a label is that of ``round_``, or less by what a division leaves."""
+    if size == 1 and label in algorithm.tied_labels(round_):
+        return True
+    whole, parts = ([*algorithm.extent_formulas(x), *filter(None, [algorithm.plain_extent(x)])] for x in (round_, label))
+    for part in parts:
+        divided = isinstance(part, ex.Binary) and part.op == "/" and part.right == ex.Const(size)
+        filled = part.left if divided else ex.Binary("*", ex.Const(size), part)  # type: ignore[attr-defined]
+        if any(linear_form(filled) == linear_form(e) for e in whole):
+            return True
+    return False
+
+
+def around(index: ex.Expr, target: ex.Expr, places: tuple[str, ...], round_: str, rest_label: Callable[[ex.Binary, str], str]) -> Inverse:
+    """Solve ``index % len(round_) == target`` where ``places`` count up to the extent: ``7 * u + i == (target - 3) % len(round_)``."""
+    form = {atom: times for atom, times in linear_form(index).items() if times}
+    sign = 1 if form[ex.Label(places[0])] > 0 else -1
+    place, inner = target if sign > 0 else negate(target), ZERO
+    for atom, times in form.items():
+        if isinstance(atom, ex.Label) and atom.name in places:
+            inner = add(inner, multiple(atom, sign * times))
+        else:
+            place = add(place, multiple(atom, -sign * times))
+    return solve(inner, ex.Binary("%", place, ex.Len(round_)), places[0], rest_label)
 
 
 def _is_sum(index: ex.Expr) -> bool:

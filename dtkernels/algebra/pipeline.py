@@ -28,6 +28,7 @@ from .rules.canonicalize import (
 )
 from .rules.center_moments import center_moments
 from .rules.constant_folding import bind_parameters, drop_unused, fold_constants, keep_extents
+from .rules.data_index.compared_terms import pick_compared_terms
 from .rules.data_index.data_bounds import bound_picked_sums
 from .rules.data_index.grouped_products import group_products
 from .rules.erf_to_erfc import erf_to_erfc
@@ -101,6 +102,7 @@ RULES = (
 
 #: the rules that follow where the algorithm is lowered
 LOWERING_RULES = (
+    Rule("pick_compared_terms", lambda a, c: pick_compared_terms(a), "replace a sum over places that data names by the term of that place", unscheduled_only=True),
     Rule("hoist_row_factors", lambda a, c: hoist_row_factors(a, c.outputs), "hoist factors made of sums of rows out of sums of these rows", unscheduled_only=True),
     Rule("group_products", lambda a, c: group_products(a), "rewrite products with slices that data picks as sums over the slices", unscheduled_only=True),
     Rule("bound_picked_sums", lambda a, c: bound_picked_sums(a), "bound sums over the elements that data picks by the first and the last of them", unscheduled_only=True),

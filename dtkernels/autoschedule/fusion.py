@@ -28,7 +28,7 @@ from .cost.predicted_time import predicted_time
 from .fit_resources import fit_registers, fit_resources
 from .kept_sums import goes_over_again, with_kept_sums
 from .memory_limit import limit_beside, pieces_within_limit, share_for_memory
-from .output_fusion import fused_outputs, in_rows, inputs_at, stores_redundantly
+from .output_fusion import fused_outputs, in_rows, inputs_at, inputs_below_at, stores_redundantly
 from .problem import WHOLE_SIDE, SchedulingProblem, Way
 from .rearranged_outputs import RearrangedOutputs
 from .recomputation import STORED, goes_over_windows, is_long_operand, is_number_of_few, recompute_is_costly, stored_for_windows
@@ -481,10 +481,16 @@ class Fusion:
         most = ROW_LIMIT // 2 if loose else ROW_LIMIT
         if self.shape.dots(func) or (longest <= WHOLE_SIDE if self._reduces_product_rows(func, hosts, place[0]) else held <= most):
             return place
-        for user in (p.func for p in found if p.args == place):
-            if self._same_iteration_space(func, user) and any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)):
+        for user in (p.func for p in found if p.args == place and self._same_iteration_space(func, p.func)):
+            if any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)) or self._reads_beside(func, user):
                 return (user, reduced[-1])
         return place
+
+    def _reads_beside(self, func: str, user: str) -> bool:
+        """Return whether two sums over the same elements of an input do not wait for each other: one kernel of parts then makes both."""
+        both = (*self.algorithm[func].labels, *reduction_labels(self.algorithm, func))
+        waits = func in self.algorithm.needed_by((user,)) or any(map(self.shape.dots, (func, user)))
+        return not waits and bool(inputs_below_at(self.shape, func, both) & inputs_below_at(self.shape, user, both))
 
     def _is_sibling(self, func: str, other: str) -> bool:
         """Return whether both are products of one operand, which one loop then loads for both."""

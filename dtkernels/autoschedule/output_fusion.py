@@ -93,7 +93,7 @@ def _shares_elementwise_inputs(shape: SchedulingProblem, output: str, root: str)
     parts, others = shape.algorithm.needed_by((output,)), shape.algorithm.needed_by((root,))
     if own != outer or any(reduction_labels(shape.algorithm, f) for f in (*parts, root)) or any(map(shape.dots, others)):
         return False
-    return bool(_inputs_of(shape, output, own) & _inputs_of(shape, root, own)) or _written_at_one_place(shape, output, root)
+    return bool(inputs_below_at(shape, output, own) & inputs_below_at(shape, root, own)) or _written_at_one_place(shape, output, root)
 
 
 def _written_at_one_place(shape: SchedulingProblem, output: str, root: str) -> bool:
@@ -119,7 +119,7 @@ def _fits_column_reduction_pass(shape: SchedulingProblem, output: str, root: str
     ):
         return False
     parts = [f for f in shape.algorithm.needed_by((output,)) if f != output]
-    if shape.dots(root) or own[-1] in reduced or not _inputs_of(shape, output, own) & _inputs_of(shape, root, own):
+    if shape.dots(root) or own[-1] in reduced or not inputs_below_at(shape, output, own) & inputs_below_at(shape, root, own):
         return False
     if set(parts) & set(shape.outputs) or not any(reduction_labels(shape.algorithm, f) for f in parts):
         return not set(parts) & set(shape.outputs)
@@ -141,7 +141,7 @@ def _fits_rows_of_column_reduction(shape: SchedulingProblem, output: str, root: 
         return False
     both = [f for f in shape.algorithm.needed_by((output, root)) if f not in shape.outputs]
     joined = [o for o, (p, _) in found.items() if p == root]
-    read = _inputs_of(shape, output, every) & _inputs_of(shape, root, every)
+    read = inputs_below_at(shape, output, every) & inputs_below_at(shape, root, every)
     return bool(read and row_column_tiles(shape, root, [root, *joined, output, *both]))
 
 
@@ -154,7 +154,7 @@ def inputs_at(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> s
     }
 
 
-def _inputs_of(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> set[str]:
+def inputs_below_at(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> set[str]:
     """Return inputs that ``func`` or what it is made from reads at all of ``labels``."""
     return set().union(*(inputs_at(shape, f, labels) for f in shape.algorithm.needed_by((func,))))
 

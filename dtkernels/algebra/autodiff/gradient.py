@@ -13,7 +13,7 @@ from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
 from ...lang.extents.linear_form import linear_form
-from ..index_inversion import Inverse, solve, unknown
+from ..index_inversion import Inverse, around, places_in_order, solve, unknown
 from ..operand_types import CAST, products, typed_as
 from ..rules.canonicalize import fresh_name, rename_bound
 from ..rules.center_moments import cancel_deviations
@@ -301,14 +301,12 @@ class _Reverse:
         ``names``: label -> its temporary name while ``target`` uses its own.
         """
         match index:
-            case ex.Binary("%", moved, ex.Len(round_)):  # moved round: every element goes to another, if all three have one extent
-                name = unknown(moved, over)
-                own = next((label for label, twin in names.items() if twin == name), name)
-                alike = self.algorithm.tied_labels(round_)
-                if name is None or own not in alike or target.name not in alike and dimension not in self.algorithm.extent_sources(round_):
+            case ex.Binary("%", moved, ex.Len(round_)):  # moved round: every element goes to another, if what counts them goes no further than that
+                if target.name not in self.algorithm.tied_labels(round_) and dimension not in self.algorithm.extent_sources(round_):
                     return None
-                found = solve(moved, target, name, self._remainder_label)
-                return None if found.new or found.when else (name, Inverse(ex.Binary("%", found.value, ex.Len(round_))))
+                twins = {twin: label for label, twin in names.items()}
+                places = places_in_order(moved, round_, self.algorithm, {o: twins.get(o, o) for o in over})
+                return (places[0], around(moved, target, places, round_, self._remainder_label)) if places else None
         name = self._longest_unknown(index, over)
         return None if name is None else (name, solve(index, target, name, self._remainder_label))
 
@@ -362,6 +360,9 @@ class _Reverse:
                 return negate(self._summed(arg, labels))
             case ex.Call("where", (c, a, b)) if is_zero(b) and not ex.free_labels(c) & set(labels):
                 return where(c, self._summed(a, labels), ZERO)
+            case ex.Call("where", (c, ex.Binary("*", a, b), zero)) if is_zero(zero) and (_is_number(a) or _is_number(b)):  # no side of a product
+                number, rest = (a, b) if _is_number(a) else (b, a)
+                return ex.Binary("*", number, self._summed(where(c, rest, zero), labels))
             case ex.Call("where", (c, ex.Binary("*", a, b), zero)) if is_zero(zero) and (product := self._masked_product(c, a, b, labels)):
                 return product
             case ex.Binary("*", a, b):
@@ -534,6 +535,11 @@ def _masked(condition: ex.Expr, e: ex.Expr, label: str) -> ex.Expr:
         case ex.Unary("-", a):
             return negate(_masked(condition, a, label))
     return where(condition, e, ZERO)
+
+
+def _is_number(e: ex.Expr) -> bool:
+    """Return whether ``e`` is one number for all elements: constants, extents and scalars."""
+    return not any(isinstance(n, (ex.Access, ex.Label)) for n in e.walk())
 
 
 def _is_remainder(e: ex.Expr) -> bool:

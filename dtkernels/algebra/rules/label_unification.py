@@ -61,6 +61,7 @@ def _unifiable_labels(d: Definition, label: str, later: list[Definition]) -> Ite
     """
     inside = [n for n in _reductions(d.expr) if label in n.labels]
     within = [a for n in inside for a in ex.accesses(n)]
+    bound = {x for n in inside for x in n.labels}
     known = set().union(*(ex.free_labels(n) | {x for r in _reductions(n) for x in r.labels} for n in inside))
     element = ex.Access(d.name, tuple(map(ex.Label, d.labels)))
     users = [u for u in later if element in ex.accesses(u.expr)]
@@ -72,8 +73,15 @@ def _unifiable_labels(d: Definition, label: str, later: list[Definition]) -> Ite
             if name in known or user is not d and name in d.labels:
                 continue
             for a in within:
-                if ex.Label(label) in a.index and ex.substitute(a, {label: ex.Label(name)}) in outside:
+                if ex.Label(label) in a.index and any(_reads_alike(ex.substitute(a, {label: ex.Label(name)}), b, bound) for b in outside):
                     yield name, (a.tensor, a.index.index(ex.Label(label)))
+
+
+def _reads_alike(a: ex.Access, b: ex.Access, bound: set[str]) -> bool:
+    """Return whether two accesses are one, apart from labels ``bound`` by a reduction, which may take the names of others as well: rows of two labels, ``V[o, j, l]`` and ``V[o, i, k]``."""
+    if a.tensor != b.tensor or len(a.index) != len(b.index):
+        return False
+    return all(i == j or isinstance(i, ex.Label) and i.name in bound and isinstance(j, ex.Label) for i, j in zip(a.index, b.index))
 
 
 def _reductions(e: ex.Expr) -> list[ex.Reduce | ex.Dot]:

@@ -253,9 +253,14 @@ def _columns(size: int) -> int:
 
 
 def windows(shape: SchedulingProblem, reduced: Iterable[str], read: list[ex.Access]) -> tuple[str, ...]:
-    """Return the labels of windows, ``A[x + r]``, of constant extent or a short one: known to the compiler, their ends need no masks."""
-    beside = {x for a in read for i in a.index if len(ex.free_labels(i)) > 1 for x in ex.free_labels(i)}
-    sums = {x for a in read for i in a.index if len(ex.free_labels(i)) > 1 and not any(ex.accesses(i)) for x in ex.free_labels(i)}
+    """Return the labels of windows, ``A[x + r]``, of constant extent or a short one: known to the compiler, their ends need no masks.
+
+    Where the sum goes over all that an index has, as over the windows that an image is cut into, windows do not overlap for different results.
+    """
+    over = {*(reduced := tuple(reduced))}
+    several = [i for a in read for i in a.index if len(ex.free_labels(i)) > 1 and ex.free_labels(i) - over]
+    beside = {x for i in several for x in ex.free_labels(i)}
+    sums = {x for i in several if not any(ex.accesses(i)) for x in ex.free_labels(i)}
     return tuple(r for r in reduced if r in beside and (shape.algorithm.constant_extent(r) or r in sums and shape.sizes[r] <= SHALLOW))
 
 
@@ -264,7 +269,9 @@ def _looped_windows(taps: tuple[str, ...], read: list[ex.Access]) -> tuple[str, 
 
     On an H100 such loops took 0.1 to 0.75 of the time of several windows held at once, a single one along contiguous elements 1.7 times as long.
     """
-    along = {x for a in read if a.index and len(ex.free_labels(a.index[-1])) > 1 for x in ex.free_labels(a.index[-1])}
+    most = max((len(a.index) for a in read), default=0)  # beside which a vector over the windows, such as how many of their elements there are, is short
+    last = [ex.free_labels(a.index[-1]) for a in read if a.index and len(a.index) == most]
+    along = {x for labels in last if len(labels) > 1 for x in labels}
     return taps if len(taps) > 1 else tuple(r for r in taps if r not in along)
 
 

@@ -71,8 +71,11 @@ class Signature:
         return self.precise and len({tensors[n].dtype for n in self.values if n in tensors}) > 1 or any(t.dtype in FLOAT8_NAMES for t in tensors.values())
 
     def typed(self, tensors: dict[str, torch.Tensor]) -> bool:
-        """Tell whether schedules depend on the dtype of each input: they differ, or products take integers that are converted."""
-        return self.mixed(tensors) or any(t in tensors and tensors[t].dtype in INTEGER_DTYPES for t in self.codes)
+        """Tell whether schedules depend on the dtype of each input: they differ, products take integers that are converted, or integers take more room than results."""
+        if self.mixed(tensors) or any(t in tensors and tensors[t].dtype in INTEGER_DTYPES for t in self.codes):
+            return True
+        narrow = self.result_dtype(tensors).itemsize
+        return any(t.dtype in INTEGER_DTYPES and t.element_size() > narrow for t in tensors.values())
 
 
 class Halves(NamedTuple):
