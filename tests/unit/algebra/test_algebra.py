@@ -26,6 +26,7 @@ from dtkernels.algebra.rules.canonicalize import (
 )
 from dtkernels.algebra.rules.center_moments import center_moments
 from dtkernels.algebra.rules.constant_folding import bind_parameters, fold_constants
+from dtkernels.algebra.rules.data_index.compared_terms import pick_compared_terms
 from dtkernels.algebra.rules.data_index.data_bounds import bound_picked_sums
 from dtkernels.algebra.rules.data_index.grouped_products import group_products
 from dtkernels.algebra.rules.erf_to_erfc import erf_to_erfc
@@ -123,6 +124,7 @@ RULES = {
     "tanh_of_log1p": (tanh_of_log1p, lambda a: tanh_of_log1p(a)),
     "center_moments": (center_moments, lambda a: center_moments(a, (*outputs(a), "m"))),
     "group_products": (group_products, lambda a: group_products(a)),
+    "pick_compared_terms": (pick_compared_terms, pick_compared_terms),
     "bound_picked_sums": (bound_picked_sums, lambda a: bound_picked_sums(a)),
     "hoist_invariant_factors": (hoist_invariant_factors, lambda a: hoist_invariant_factors(a, outputs(a))),
     "sum_product_operands": (sum_product_operands, lambda a: sum_product_operands(a, outputs(a))),
