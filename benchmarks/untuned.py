@@ -30,7 +30,8 @@ from common import timing  # noqa: E402
 from common.cli_types import Parser, at_least, file_to_write, pattern, within  # noqa: E402
 from sampling.measuring import handled  # noqa: E402
 from untuned_calls import DTYPES, Call, Errors, as_tuple, operator, runs  # noqa: E402
-from untuned_programs import PROGRAMS, Sizes  # noqa: E402
+from untuned_program import Sizes  # noqa: E402
+from untuned_programs import PROGRAMS  # noqa: E402
 
 from dtkernels.lang.errors import error_line  # noqa: E402
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from untuned_programs import PROGRAMS, Sizes, Untuned
+from untuned_program import Sizes, Untuned
+from untuned_programs import PROGRAMS
 
 import dtkernels
 

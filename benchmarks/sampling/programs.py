@@ -12,7 +12,8 @@ sys.path[:0] = [p for p in (str(ROOT / "tests"),) if p not in sys.path]
 
 import torch  # noqa: E402
 from untuned_calls import DTYPES, operator  # noqa: E402
-from untuned_programs import PROGRAMS, Sizes, Untuned  # noqa: E402
+from untuned_program import Sizes, Untuned  # noqa: E402
+from untuned_programs import PROGRAMS  # noqa: E402
 
 import dtkernels  # noqa: E402
 from dtkernels.lang.tuning_space import Shapes  # noqa: E402

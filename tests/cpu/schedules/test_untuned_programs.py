@@ -14,9 +14,12 @@ sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 import untuned
 
+#: take the interpreter 20 seconds and more; checked on a GPU alone
+SLOW = {"padded_weights", "t5_cross", "swin_v2", "gemma_window", "mla_scores", "talking_heads", "triangle_multiply", "convnext_depthwise", "series_decomp"}
+
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [n for n in PROGRAMS if n not in SLOW])
 def test_program(name):
     program, op = PROGRAMS[name], operator(name)
     for dtype in dict.fromkeys(("fp32", *program.dtypes)):

@@ -2,11 +2,11 @@
 
 import torch
 
-from dtkernels.lang import parse
 from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import TARGETS
+from dtkernels.lang import parse
 from dtkernels.lang.schedule import Program
 from dtkernels.runtime.signature.signature import Signature
 
