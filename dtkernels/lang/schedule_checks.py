@@ -5,8 +5,8 @@ from __future__ import annotations
 from . import expr as ex
 from .algorithm import Algorithm, operand_names, with_operands
 from .errors import DTError
-from .parts.picked_terms import picked_term_names
 from .parts.batched_products import batched_product_names
+from .parts.picked_terms import picked_term_names
 from .parts.shared_sums import shared_sum_names
 from .schedule import (
     APPROXIMATIONS,
