@@ -444,7 +444,9 @@ def _is_multiplied(algorithm: Algorithm, side: Expr) -> bool:
 
 
 def _operand_labels(algorithm: Algorithm, side: Expr) -> tuple[str, ...]:
-    """Return the labels of a stored operand, in the order of the algorithm; of a copied tensor, or one that lies across products, those that are summed over come last, so that it lies contiguous along them.
+    """Return the labels of a stored operand, in the order of the algorithm.
+
+    Of a copied tensor, or one that lies across products, those that are summed over come last, so that it lies contiguous along them.
 
     In a sum over pairs threads take rows side by side: the last label of those that the sum keeps comes last.
     """

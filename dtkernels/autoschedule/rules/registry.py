@@ -125,9 +125,8 @@ def _proposed(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[
         usual = next(own, None)
         if usual is not None:
             rules = [rule for rule in RULES if rule.kind == kind.name]
-            every = chain(own, *(rule.candidates(shape, root, members) for rule in rules))
-            every = _with_tripled(shape, members, usual, every) if kind.name == SWEPT else every
-            return told(usual), map(told, every), rules
+            more = chain(own, *(rule.candidates(shape, root, members) for rule in rules))
+            return told(usual), map(told, _with_tripled(shape, members, usual, more) if kind.name == SWEPT else more), rules
     raise AssertionError(f"no rule for {root}")  # the last kind takes every kernel
 
 

@@ -39,7 +39,7 @@ def _scaled(term: ex.Expr, funcs: set[str]) -> tuple[ex.Dot, str, list[ex.Expr]]
     """Return the product in ``term``, one of ``funcs`` that is an operand of it, and the numbers that it is multiplied by; None of another term."""
     every = factors_of(term)
     dots = [f for f in every if isinstance(f, ex.Dot)]
-    numbers = [f for f in every if isinstance(f, (ex.Const, ex.Scalar))]
+    numbers: list[ex.Expr] = [f for f in every if isinstance(f, (ex.Const, ex.Scalar))]
     if len(dots) != 1 or not numbers or len(numbers) + 1 != len(every):
         return None
     name = next((s.tensor for s in (dots[0].left, dots[0].right) if isinstance(s, ex.Access) and s.tensor in funcs), None)

@@ -52,7 +52,7 @@ def nest_contractions(algorithm: Algorithm) -> Algorithm:
                 outer = replace(node, arg=product([*rest, sums]), labels=tuple(x for x in node.labels if x != label))
                 plain = len(rest) == 1 and all(isinstance(f, ex.Access) and f.tensor in floating for f in factors)
                 is_product = plain and next(_sides(outer), None) is not None
-                return ex.Dot(*rest, ex.Dot(*sides, (label,), pos=node.pos), outer.labels, pos=node.pos) if is_product else outer
+                return ex.Dot(rest[0], ex.Dot(*sides, (label,), pos=node.pos), outer.labels, pos=node.pos) if is_product else outer
         return node
 
     return _with_sums(algorithm, change)
