@@ -45,6 +45,7 @@ from .rules.indices.results_by_phase import compute_results_by_phase
 from .rules.indices.shared_groups import share_groups
 from .rules.indices.strided_sums import sum_over_elements
 from .rules.label_unification import unify_labels
+from .rules.products.distributed_sums import distribute_differences
 from .rules.products.product_columns import sum_product_operands
 from .rules.products.product_elements import make_picked_elements, sum_rows_first
 from .rules.products.scaled_products import scale_operands
@@ -109,6 +110,7 @@ LOWERING_RULES = (
     Rule("extract_row_values", lambda a, c: extract_row_values(a), "name values of rows that another sum adds up", unscheduled_only=True),
     Rule("subtract_maxima", lambda a, c: subtract_maxima(a, c.outputs), "subtract the maximum from arguments of exp where it cancels"),
     Rule("nest_contractions", lambda a, c: nest_contractions(a), "sum two factors first where several labels are summed over", unscheduled_only=True),
+    Rule("distribute_differences", lambda a, c: distribute_differences(a), "sum the sides of a difference of rows by themselves, as matrix products", unscheduled_only=True),
     Rule("sums_to_float32_products", lambda a, c: sums_to_float32_products(a), "rewrite sums of products of computed factors as rdot in float32", unscheduled_only=True),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
     Rule("extract_equal_products", lambda a, c: extract_equal_products(a), "give a product that a definition has more than once its own Func", unscheduled_only=True),

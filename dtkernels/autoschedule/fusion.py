@@ -27,11 +27,19 @@ from .cost.kernel_plan import plans
 from .cost.predicted_time import predicted_time
 from .fit_resources import fit_registers, fit_resources
 from .kept_sums import goes_over_again, with_kept_sums
-from .memory_limit import limit_beside, pieces_within_limit, share_for_memory
-from .output_fusion import fused_outputs, in_rows, inputs_at, inputs_below_at, stores_redundantly
+from .memory_limit import MUCH_FASTER, limit_beside, pieces_within_limit, share_for_memory
+from .output_fusion import fused_outputs, in_one_launch, in_rows, inputs_at, inputs_below_at, stores_redundantly
 from .problem import WHOLE_SIDE, SchedulingProblem, Way
 from .rearranged_outputs import RearrangedOutputs
-from .recomputation import STORED, goes_over_windows, is_long_operand, is_number_of_few, recompute_is_costly, stored_for_windows
+from .recomputation import (
+    STORED,
+    goes_over_windows,
+    is_long_operand,
+    is_made_again,
+    is_number_of_few,
+    recompute_is_costly,
+    stored_for_windows,
+)
 from .rules.gemm_row_reduction import feeds_row_reduction, recomputes_product_rows, reduced_product_labels
 from .rules.product_sides import NARROW
 from .rules.reduction import ROW_LIMIT, starts_anywhere
@@ -44,7 +52,6 @@ from .stored_elements import feeds_another_output, is_compared_for_equality, pro
 from .stored_operands import computed_operand_slowdown, operand_with_rows, stored_operands, sums_held_rows
 from .summed_products import SummedProduct, beside, summed_product
 
-ONE_PROGRAM = 8192  #: elements that one program computes in no more time than a launch
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
 SHARED = 0.985  #: the same for a way that computes less and stores no more than sums
 SPECIALIZED = 1.05  #: where warp groups are predicted to take less than this part of other warps' time they were faster at 30 of 31 measured sizes of more than 64 columns
@@ -73,6 +80,7 @@ class Fusion:
 
     ``recomputing``: whether each kernel that reads a product of short sums makes it again, however small it is. That takes fewer launches, and no
     reads of rows that start anywhere. None: as such reads ask for. ``stored``: operands of products with kernels of their own (stored_operands.py).
+    ``once``: products, their computed operands, and sums that several kernels read have kernels of their own: no kernel makes them again.
     ``moved``: the outputs that the kernels store in place of those of ``shape``.
     """
 
@@ -80,6 +88,7 @@ class Fusion:
     moved: RearrangedOutputs
     recomputing: bool | None = None
     stored: frozenset[str] = frozenset()
+    once: bool = False
 
     @property
     def algorithm(self) -> Algorithm:
@@ -143,8 +152,18 @@ class Fusion:
         usual, faster = self.time(ways[0]), 1.0 if self.reads_twice(ways[0]) else FASTER
         most = max(self.keeps(ways[0]), KEPT)
         timed = sorted((self.time(way) + HOST * max(0, len(way[1]) - len(ways[0][1])), i) for i, way in enumerate(ways[1:], 1))
-        ahead = [i for t, i in timed if t < usual * (faster if self.keeps(ways[i]) <= most else share_for_memory(self.shape, most, self.keeps(ways[i], long=False), self.keeps(ways[i])))]
+        ahead = [i for t, i in timed if t < usual * self._share(ways[i], faster, most)]
         return [ways[i] for i in (*ahead, *(i for i in range(len(ways)) if i not in ahead))]
+
+    def _share(self, way: Way, faster: float, most: int) -> float:
+        """Return the part of the usual way's time below which ``way`` is taken: ``faster`` where it keeps no more than ``most`` bytes."""
+        share = faster if (kept := self.keeps(way)) <= most else share_for_memory(self.shape, most, self.keeps(way, long=False), kept)
+        return min(share, MUCH_FASTER) if way[0] == self._making_once else share
+
+    @cached_property
+    def _making_once(self) -> tuple[Primitive, ...]:
+        """The way to fuse that makes no product again: for programs whose other ways do so for single elements; attention's take less time than predicted."""
+        return replace(self, once=True)._fused(streaming=True, within=True)
 
     def reads_twice(self, way: Way) -> bool:
         """Return whether the kernel that goes over the most elements reads volumes twice, from memory the second time too, or by too few programs.
@@ -251,7 +270,7 @@ class Fusion:
         if products_of_outputs(self.shape):
             yield self._fused(streaming=True, within=True, passing=True, beside=True)
         yield first
-        yield from self._in_one_launch(first)
+        yield from in_one_launch(self.shape, first)
         yield self._fused(streaming=True, within=True, alone=True)
         yield self._fused(streaming=True, within=True, apart=True)
         yield from (replace(self, recomputing=again)._fused(streaming=True, within=True, passing=True) for again in (True, False))
@@ -267,16 +286,9 @@ class Fusion:
             yield self._fused(streaming=True, within=True, stored=True)
         if any(is_long_operand(self.shape, f) for f in self.algorithm.funcs):
             yield self._fused(streaming=True, within=True, operands=True)
+        if any(map(self.shape.dots, self.algorithm.funcs)):
+            yield self._making_once
         yield ()
-
-    def _in_one_launch(self, fused: tuple[Primitive, ...]) -> Iterator[tuple[Primitive, ...]]:
-        """Yield ways to compute outputs of few elements in the kernel of a single number that is summed along them: one program takes less time than a launch."""
-        roots = [o for o in self.outputs if o not in {p.func for p in fused if p.name == "fuse_at"}]
-        for number in (o for o in roots if not self.algorithm[o].labels and not self.shape.dots(o)):
-            along = reduction_labels(self.algorithm, number)
-            for o in (o for o in roots if o != number and along and {*self.algorithm[o].labels} == {*along} and not self.shape.dots(o)):
-                if self._elements((*along, *reduction_labels(self.algorithm, o))) <= ONE_PROGRAM:
-                    yield (*fused, FuseAt(o, "fuse_at", (number, along[-1])))
 
     def _beside(self, product: SummedProduct) -> tuple[Primitive, ...]:  # one kernel makes the product and reduces its rows
         return beside(self.shape, product, lambda rest: replace(self, shape=rest)._fused(streaming=True, within=True, passing=True))
@@ -386,6 +398,7 @@ class Fusion:
             apart_by_way = d.name in self.stored or stored and feeds_row_reduction(self.shape, d.name) or ahead and goes_over_again(self.shape, d.name, roots)
             apart_by_way = apart_by_way or stored_for_windows(self.shape, d.name, roots)
             apart_by_way = apart_by_way or len(roots) > 1 and self._rounds_stored_product(d.name) or operands and is_long_operand(self.shape, d.name)
+            apart_by_way = apart_by_way or self.once and is_made_again(self.shape, d.name, roots & {*users})
             again = again and not apart_by_way and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
             place = self._fusion_point(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}
@@ -552,6 +565,8 @@ class Fusion:
         """Return whether several kernels each compute ``func``: it is cheap, or larger than its inputs."""
         if not reduction_labels(self.algorithm, func):
             return True
+        if self.once:
+            return False
         if self._feeds_products(func) and (self._is_unaligned(func) if self.recomputing is None else self.recomputing):
             return True
         long = max((self._elements(dot.labels) for dot in self.shape.dots(func)), default=0) >= STORED

@@ -14,7 +14,8 @@ from .problem import SchedulingProblem
 
 SMALL = 16  #: what takes less than this part of the limit is kept whole
 MUCH_FASTER = 0.6  #: the share of the usual way's time below which one is taken that keeps more than the L2: products of long sums, or no more than inputs and results together
-FAR_FASTER = 0.25  #: the same where it keeps more than that, within the limit: the usual way makes a product again for each element of another
+FAR_FASTER = 0.5  #: the same where it keeps more than that, within the limit: the usual way makes something again for many elements
+RESCUED = 0.1  #: the same beyond the limit, unless the user sets it: 4.9 seconds in place of 1 ms help no one, and torch keeps as much
 SHORTEST = 128  #: elements of a piece, at least: with fewer, products do not fill the GPU
 
 
@@ -55,7 +56,7 @@ def share_for_memory(shape: SchedulingProblem, most: int, short: int, kept: int)
     given = min(given, limit) if limit and is_limit_set() else given
     if short <= max(most, given):
         return MUCH_FASTER
-    return FAR_FASTER if not limit or kept <= limit else 0.0
+    return FAR_FASTER if not limit or kept <= limit else 0.0 if is_limit_set() else RESCUED
 
 
 def limit_beside(shape: SchedulingProblem, between: list[str]) -> int:

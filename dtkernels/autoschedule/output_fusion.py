@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
-from ..lang.schedule import Primitive, Schedule
+from ..lang.schedule import FuseAt, Primitive, Schedule
 from ..lang.schedule_checks import reduction_labels
 from .cost.kernel_config import KernelConfig
 from .problem import WHOLE_SIDE, SchedulingProblem
@@ -15,6 +15,7 @@ from .rules.candidates.two_tiles import fits_two_tiles, tiled_extent
 from .rules.reduction import ROW_LIMIT
 from .rules.row_column_reduction import row_column_tiles
 
+ONE_PROGRAM = 8192  #: elements that one program computes in no more time than a launch
 MOST_BY_TWO_TILES = 384  #: columns of accumulators that two tiles hold: two of 160 took 0.92 of the time of two kernels on an H100, two of 192 0.95 and 1.01
 
 
@@ -65,6 +66,16 @@ def _fusion_loop(shape: SchedulingProblem, output: str, root: str, loads_sum_ope
     parts = {f for f in shape.algorithm.needed_by((output,)) if f != output}
     made = parts and parts <= set(shape.algorithm.needed_by((root,)))
     return own[-1] if own and not extra and (made or _shares_elementwise_inputs(shape, output, root)) else None
+
+
+def in_one_launch(shape: SchedulingProblem, fused: tuple[Primitive, ...]) -> Iterator[tuple[Primitive, ...]]:
+    """Yield ways to compute outputs of few elements in the kernel of a single number that is summed along them: one program takes less time than a launch."""
+    roots = [o for o in shape.outputs if o not in {p.func for p in fused if p.name == "fuse_at"}]
+    for number in (o for o in roots if not shape.algorithm[o].labels and not shape.dots(o)):
+        along = reduction_labels(shape.algorithm, number)
+        for o in (o for o in roots if o != number and along and {*shape.algorithm[o].labels} == {*along} and not shape.dots(o)):
+            if math.prod(shape.sizes.get(x, 1) for x in (*along, *reduction_labels(shape.algorithm, o))) <= ONE_PROGRAM:
+                yield (*fused, FuseAt(o, "fuse_at", (number, along[-1])))
 
 
 def in_rows(shape: SchedulingProblem, output: str, root: str) -> bool:

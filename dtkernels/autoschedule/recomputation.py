@@ -115,6 +115,19 @@ def is_long_operand(shape: SchedulingProblem, func: str) -> bool:
     return any(rows.tensor == func for dot in dots for s in (dot.left, dot.right) if (rows := rows_of(s)))
 
 
+def is_made_again(shape: SchedulingProblem, func: str, readers: set[str]) -> bool:
+    """Return whether ``func`` is a product, or is computed for products to read: fused into kernels of others it may be made more than once.
+
+    A product is not where the one kernel that reads it is that of a Func made of it element by element. ``readers``: of ``func``, with kernels of their own.
+    """
+    algorithm = shape.algorithm
+    if shape.dots(func):
+        own = algorithm[func].labels
+        return not (len(readers) == 1 and all(algorithm[r].labels == own and not reduction_labels(algorithm, r) for r in readers))
+    dots = (dot for f in algorithm.funcs for dot in shape.dots(f))
+    return any(a.tensor == func for dot in dots for side in (dot.left, dot.right) for a in ex.accesses(side))
+
+
 def _recomputes_sum(shape: SchedulingProblem, func: str, root: str, missing: tuple[str, ...]) -> bool:
     """Return whether blocks or steps of ``root`` would recompute the sum ``func``.
 

@@ -57,7 +57,13 @@ def feeds_another_output(shape: SchedulingProblem, output: str) -> bool:
 
 
 def is_compared_for_equality(algorithm: Algorithm, func: str) -> bool:
-    """Return whether an element of ``func`` that contains sums is compared for equality: other tiles may add up to another value."""
+    """Return whether an element of ``func`` that contains sums is compared for equality: other tiles may add up to another value.
+
+    An extremum of what is so compared, and hence stored, is one of the stored values, whatever the tiles.
+    """
+    match algorithm[func].expr:
+        case ex.Reduce("max" | "min", ex.Access(made), _) if made in algorithm and is_compared_for_equality(algorithm, made):
+            return False
     parts = [n for f in algorithm.needed_by((func,)) for n in algorithm[f].expr.walk()]
     if not any(isinstance(n, ex.Dot) or isinstance(n, ex.Reduce) and n.kind == "sum" for n in parts):
         return False

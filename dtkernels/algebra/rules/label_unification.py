@@ -29,13 +29,20 @@ def unify_labels(algorithm: Algorithm) -> Algorithm:
     for d in reversed(algorithm.definitions):
         bound = dict.fromkeys(label for n in _reductions(d.expr) for label in n.labels if label not in algorithm.named)
         for label in bound:
-            shared = next((name for name, at in _unifiable_labels(d, label, later) if name not in given and given.get(label, {at}) == {at}), None)
+            shared = next((name for name, at in _unifiable_labels(d, label, later) if name not in given and given.get(label, {at}) <= _places(at, algorithm)), None)
             if shared is not None:
                 d = replace(d, expr=rename_bound(d.expr, {label: shared}))
                 renamed = {**{old: new if new != label else shared for old, new in renamed.items()}, label: shared}
         later.append(d)
     shared_ones = algorithm.with_definitions(tuple(replace(d, expr=_rename_lengths(d.expr, renamed)) for d in reversed(later)))
     return _declare_lost_extents(shared_ones, algorithm) if renamed else shared_ones
+
+
+def _places(at: tuple[str, int], algorithm: Algorithm) -> set[tuple[str, int]]:
+    """Return a dimension, and that of the input whose extent it has where it is one of a Func."""
+    tensor, dim = at
+    source = algorithm.extent_source(algorithm[tensor].labels[dim]) if tensor in algorithm else None
+    return {at, source} if source else {at}
 
 
 def _declare_lost_extents(after: Algorithm, before: Algorithm) -> Algorithm:

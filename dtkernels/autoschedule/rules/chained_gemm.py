@@ -300,7 +300,7 @@ class Chain:
         shape = self.shape
         found: dict[str, int] = {}
         sides = {label for m in self.members for d in shape.dots(m) for label in ex.free_labels(d.left) ^ ex.free_labels(d.right)}
-        for m, own in dict.fromkeys((m, n.labels) for m in self.members for n in ex.reductions(shape.algorithm[m].expr)):
+        for m, own in [(f, n.labels) for f in self.members for n in ex.reductions(shape.algorithm[f].expr)]:
             for k in own:
                 if len(own) > 1 and k != (walked if walked in own else max(own, key=lambda label: shape.sizes[label])):
                     found[k] = min(ROWS, max(16, next_power_of_two(shape.sizes[k]))) if m == self.root and not shape.dots(m) and k in sides else 1

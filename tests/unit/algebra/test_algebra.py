@@ -43,6 +43,7 @@ from dtkernels.algebra.rules.indices.results_by_phase import compute_results_by_
 from dtkernels.algebra.rules.indices.shared_groups import share_groups
 from dtkernels.algebra.rules.indices.strided_sums import sum_over_elements
 from dtkernels.algebra.rules.label_unification import unify_labels
+from dtkernels.algebra.rules.products.distributed_sums import distribute_differences
 from dtkernels.algebra.rules.products.product_columns import sum_product_operands
 from dtkernels.algebra.rules.products.product_elements import make_picked_elements, sum_rows_first
 from dtkernels.algebra.rules.products.scaled_products import scale_operands
@@ -144,6 +145,7 @@ RULES = {
     "compute_results_by_phase": (compute_results_by_phase, lambda a: compute_results_by_phase(with_phases(a), outputs(a))),
     "hoist_row_factors": (hoist_row_factors, lambda a: hoist_row_factors(a, outputs(a))),
     "nest_contractions": (nest_contractions, lambda a: nest_contractions(a)),
+    "distribute_differences": (distribute_differences, lambda a: distribute_differences(a)),
     "sums_to_float32_products": (sums_to_float32_products, lambda a: sums_to_float32_products(a)),
     "extract_equal_products": (extract_equal_products, lambda a: extract_equal_products(a)),
     "merge_equal_products": (merge_equal_products, lambda a: merge_equal_products(a, outputs(a)[-1:])),

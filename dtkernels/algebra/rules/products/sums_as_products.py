@@ -22,11 +22,11 @@ def sums_to_matrix_products(algorithm: Algorithm) -> Algorithm:
     floating = set(algorithm.inputs) - algorithm.integer_inputs()
 
     def change(node: ex.Reduce) -> ex.Expr:
-        sides = next(_sides(node), None)
+        sides = next(split_into_sides(node), None)
         plain = sides is not None and all(isinstance(s, ex.Access) and s.tensor in floating for s in sides)
         return ex.Dot(*sides, node.labels, pos=node.pos) if sides and plain else node
 
-    return _with_sums(algorithm, change)
+    return with_sums(algorithm, change)
 
 
 def nest_contractions(algorithm: Algorithm) -> Algorithm:
@@ -48,14 +48,14 @@ def nest_contractions(algorithm: Algorithm) -> Algorithm:
             inner = [f for f in factors if label in ex.free_labels(f)]
             rest = [f for f in factors if label not in ex.free_labels(f)]
             sums = ex.Reduce("sum", product(inner), (label,), pos=node.pos) if len(inner) == 2 and rest else None
-            if sums is not None and (sides := next(_sides(sums), None)) is not None:
+            if sums is not None and (sides := next(split_into_sides(sums), None)) is not None:
                 outer = replace(node, arg=product([*rest, sums]), labels=tuple(x for x in node.labels if x != label))
                 plain = len(rest) == 1 and all(isinstance(f, ex.Access) and f.tensor in floating for f in factors)
-                is_product = plain and next(_sides(outer), None) is not None
+                is_product = plain and next(split_into_sides(outer), None) is not None
                 return ex.Dot(rest[0], ex.Dot(*sides, (label,), pos=node.pos), outer.labels, pos=node.pos) if is_product else outer
         return node
 
-    return _with_sums(algorithm, change)
+    return with_sums(algorithm, change)
 
 
 def sums_to_float32_products(algorithm: Algorithm) -> Algorithm:
@@ -67,17 +67,17 @@ def sums_to_float32_products(algorithm: Algorithm) -> Algorithm:
     integral = algorithm.integer_inputs()
 
     def change(node: ex.Reduce) -> ex.Expr:
-        sides = next(_sides(node), None)
+        sides = next(split_into_sides(node), None)
         if sides is None or any(a.tensor in integral for a in ex.accesses(node.arg)):
             return node
         if all(isinstance(s, ex.Access) and s.tensor in algorithm.inputs for s in sides):
             return ex.Dot(*sides, node.labels, pos=node.pos)
         return ex.Dot(ex.Cast(sides[0], "fp32"), ex.Cast(sides[1], "fp32"), node.labels, pos=node.pos)
 
-    return _with_sums(algorithm, change)
+    return with_sums(algorithm, change)
 
 
-def _with_sums(algorithm: Algorithm, change: Callable[[ex.Reduce], ex.Expr]) -> Algorithm:
+def with_sums(algorithm: Algorithm, change: Callable[[ex.Reduce], ex.Expr]) -> Algorithm:
     """Change each sum of products."""
 
     def each(node: ex.Expr) -> ex.Expr:
@@ -87,7 +87,7 @@ def _with_sums(algorithm: Algorithm, change: Callable[[ex.Reduce], ex.Expr]) -> 
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(each)) for d in algorithm.definitions))
 
 
-def _sides(node: ex.Reduce) -> Iterator[tuple[ex.Expr, ex.Expr]]:
+def split_into_sides(node: ex.Reduce) -> Iterator[tuple[ex.Expr, ex.Expr]]:
     """Yield ways to split the factors of a sum's terms into two operands, each of which has all summed labels and a label of its own."""
     factors = factors_of(node.arg)
     if len(factors) > MOST_FACTORS:
