@@ -50,8 +50,10 @@ def _across_products(shape: SchedulingProblem) -> tuple[str, ...]:
     """
     dots = [dot for d in shape.algorithm.definitions for dot in shape.dots(d.name)]
     sides = [side for dot in dots for side in (dot.left, dot.right) if lies_across(dot, side)]
-    operands = [name for name, e in operand_names(shape.algorithm).items() if e in sides and _has_room(shape, e)]
-    return (*operands, *(name for name, dot in batched_product_names(shape.algorithm).items() if dot in dots)) if operands else ()
+    operands = {name: e for name, e in operand_names(shape.algorithm).items() if e in sides and _has_room(shape, e)}
+    results = {name: dot for name, dot in batched_product_names(shape.algorithm).items() if dot in dots} if operands else {}
+    kept = sum(4 * math.prod(shape.sizes[label] for label in ex.free_labels(e)) for e in (*operands.values(), *results.values()))
+    return (*operands, *results) if not is_limit_set() or not memory_limit() or kept <= memory_limit() else ()
 
 
 def _is_paired(shape: SchedulingProblem, operand: ex.Expr) -> bool:

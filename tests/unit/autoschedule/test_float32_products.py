@@ -68,6 +68,7 @@ QUADRATIC = "Func f; In X, m, P; Var b, c; RVar i, j; f[b, c] = rsum((X[b, i] - 
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_a_float32_product_whose_rows_are_summed_in_its_kernel_is_three_in_tf32(itemsize, monkeypatch):
     algorithm, sizes = prepare_algorithm(parse(QUADRATIC).algorithm, ("f",)), dict(b=4096, c=64, i=256, j=256)
-    assert default_schedule(algorithm, ("f",), sizes, itemsize, target("h200")).names("f", "approximate") == ("rdot",)
+    found = default_schedule(algorithm, ("f",), sizes, itemsize, target("h200"))
+    assert found.names("f", "approximate") == ("rdot",) and found.sizes("f", "block")["c"] == 64
     monkeypatch.setenv("DTKERNELS_FP32_PRODUCTS", "ieee")
     assert default_schedule(algorithm, ("f",), sizes, itemsize, target("h200")).names("f", "approximate") == ()

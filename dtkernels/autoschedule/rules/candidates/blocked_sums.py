@@ -21,6 +21,8 @@ from ...problem import SchedulingProblem
 from ..gemm import product_configs
 from ..gemm_row_reduction import gemm_row_reduction_tiles, swept_row
 
+TALL = 64  #: rows that the matrix units multiply at once
+
 
 def swept_configs(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
     """Yield the choices for a kernel that reduces rows of a product: sweeps, then blocks of both sides; these alone where the product is stored too."""
@@ -30,7 +32,15 @@ def swept_configs(shape: SchedulingProblem, root: str, members: list[str]) -> It
     found = swept_row(shape, root, members)
     written = next((m for m in members if found and m in shape.outputs and shape.algorithm[m].labels == shape.algorithm[found[0]].labels), "")
     blocked = list(_blocked(shape, root, members, *found, written)) if found else []
-    yield from blocked if written and blocked else (usual, *blocked)
+    yield from blocked if written and blocked else (usual, *_taller(shape, usual), *blocked)
+
+
+def _taller(shape: SchedulingProblem, usual: KernelConfig) -> Iterator[KernelConfig]:
+    """Yield the kernel of whole rows of a float32 product with 64 of them in a block: blocks of fewer read the other operand, of all rows, more often."""
+    few = [x for x, n in usual.blocks if 1 < n < TALL <= shape.sizes[x]]
+    if shape.itemsize == 4 and len(few) == 1 and 0 in dict(usual.tiles).values():
+        blocks, tiles = ({x: TALL if x in few else n for x, n in sizes} for sizes in (usual.blocks, usual.tiles))
+        yield replace(usual, blocks=tuple(blocks.items()), tiles=tuple(tiles.items()), num_warps=8)
 
 
 def _blocked(shape: SchedulingProblem, root: str, members: list[str], main: str, row: str, written: str) -> Iterator[KernelConfig]:
