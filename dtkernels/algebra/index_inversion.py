@@ -100,7 +100,7 @@ def around(index: ex.Expr, target: ex.Expr, places: tuple[str, ...], round_: str
     """Solve ``index % len(round_) == target`` where ``places`` count up to the extent: ``7 * u + i == (target - 3) % len(round_)``."""
     form = {atom: times for atom, times in linear_form(index).items() if times}
     sign = 1 if form[ex.Label(places[0])] > 0 else -1
-    place, inner = target if sign > 0 else negate(target), ZERO
+    place, inner = (target if sign > 0 else negate(target)), ex.as_value(ZERO)
     for atom, times in form.items():
         if isinstance(atom, ex.Label) and atom.name in places:
             inner = add(inner, multiple(atom, sign * times))

@@ -35,6 +35,7 @@ def fused_outputs(shape: SchedulingProblem, loads_sum_operands: Callable[[str, s
             wanted = not (o in read and reduction_labels(shape.algorithm, o))
             if p not in found and o not in found and wanted and (label := _fusion_loop(shape, o, p, loads_sum_operands)):
                 found[o] = (p, label)
+    found |= _read_by_later_sums(shape, found)
     for o in shape.outputs:
         along = [f for f, (p, _) in found.items() if p == o]  # what is computed with o goes where o goes
         hosts = (p for p in shape.outputs if p not in (*found, *along) and all(_fits_column_reduction_pass(shape, f, p) for f in (o, *along)))
@@ -52,6 +53,24 @@ def fused_outputs(shape: SchedulingProblem, loads_sum_operands: Callable[[str, s
             if p not in found and o not in found and in_rows(shape, o, p) and (label := _fusion_loop(shape, o, p, loads_sum_operands)):
                 found[o] = (p, label)
     return found
+
+
+def _read_by_later_sums(shape: SchedulingProblem, found: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Return output sums that the kernel of a later one, over the same elements of an input, computes in its loop and reads after it: a minimum beside a range."""
+    more: dict[str, tuple[str, str]] = {}
+    for i, o in enumerate(shape.outputs):
+        own, reduced = shape.algorithm[o].labels, reduction_labels(shape.algorithm, o)
+        if not reduced or o in found or o in {p for p, _ in (found | more).values()} or shape.dots(o):
+            continue
+        for p in (p for p in shape.outputs[i + 1 :] if p not in found and (shape.algorithm[p].labels, reduction_labels(shape.algorithm, p)) == (own, reduced)):
+            e, every = shape.algorithm[p].expr, (*own, *reduced)
+            through = [f for f in shape.algorithm.needed_by((p,)) if f not in (o, p) and o in shape.algorithm.needed_by((f,))]
+            inside = any(a.tensor == o for n in ex.reductions(e) for a in ex.accesses(n))
+            reads = any(a.tensor == o for a in ex.accesses(e)) and not inside and not through and not shape.dots(p)
+            if reads and inputs_below_at(shape, o, every) & inputs_below_at(shape, p, every):
+                more[o] = (p, reduced[-1])
+                break
+    return more
 
 
 def _fusion_loop(shape: SchedulingProblem, output: str, root: str, loads_sum_operands: Callable[[str, str], bool]) -> str | None:
@@ -130,12 +149,22 @@ def _fits_column_reduction_pass(shape: SchedulingProblem, output: str, root: str
     ):
         return False
     parts = [f for f in shape.algorithm.needed_by((output,)) if f != output]
-    if shape.dots(root) or own[-1] in reduced or not inputs_below_at(shape, output, own) & inputs_below_at(shape, root, own):
+    if own[-1] in reduced and not _goes_along_rows(shape, output, root):
+        return False
+    if shape.dots(root) or not inputs_below_at(shape, output, own) & inputs_below_at(shape, root, own):
         return False
     if set(parts) & set(shape.outputs) or not any(reduction_labels(shape.algorithm, f) for f in parts):
         return not set(parts) & set(shape.outputs)
     sums = [o for o in shape.outputs if shape.algorithm[o].labels == outer and reduction_labels(shape.algorithm, o) == reduced]
     return bool(row_column_tiles(shape, root, [*sums, output, *parts]))
+
+
+def _goes_along_rows(shape: SchedulingProblem, output: str, root: str) -> bool:
+    """Return whether ``output`` is made of inputs element by element along the rows that ``root`` sums, short enough to hold."""
+    own, reduced = shape.algorithm[output].labels, reduction_labels(shape.algorithm, root)
+    plain = not any(reduction_labels(shape.algorithm, f) or f in shape.outputs for f in shape.algorithm.needed_by((output,)) if f != output)
+    held = math.prod(next_power_of_two(shape.sizes[x]) for x in reduced)
+    return plain and own == (*shape.algorithm[root].labels, *reduced) and held <= ROW_LIMIT
 
 
 def _fits_rows_of_column_reduction(shape: SchedulingProblem, output: str, root: str, found: dict[str, tuple[str, str]]) -> bool:

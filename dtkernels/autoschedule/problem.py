@@ -82,6 +82,11 @@ class SchedulingProblem:
         narrow = self.itemsize == 2 and self.target.has_float8 and self.algorithm.has_float8 and all(types.of(dot).float8 for dot in dots)
         return replace(self, itemsize=1) if narrow else self
 
+    def input_bytes(self, tensor: str) -> int:
+        """Return the bytes of an element of an input."""
+        dtype = dict(self.types.of).get(tensor) if self.types else None
+        return BYTES.get(dtype, 8) if dtype else self.itemsize
+
     def stored_bytes(self, func: str) -> int:
         """Return the bytes of an element of a Func that lies between kernels, or is an output."""
         if func in self.outputs:

@@ -84,9 +84,9 @@ def _unifiable_labels(d: Definition, label: str, later: list[Definition]) -> Ite
                     yield name, (a.tensor, a.index.index(ex.Label(label)))
 
 
-def _reads_alike(a: ex.Access, b: ex.Access, bound: set[str]) -> bool:
+def _reads_alike(a: ex.Expr, b: ex.Access, bound: set[str]) -> bool:
     """Return whether two accesses are one, apart from labels ``bound`` by a reduction, which may take the names of others as well: rows of two labels, ``V[o, j, l]`` and ``V[o, i, k]``."""
-    if a.tensor != b.tensor or len(a.index) != len(b.index):
+    if not isinstance(a, ex.Access) or a.tensor != b.tensor or len(a.index) != len(b.index):
         return False
     return all(i == j or isinstance(i, ex.Label) and i.name in bound and isinstance(j, ex.Label) for i, j in zip(a.index, b.index))
 

@@ -353,7 +353,7 @@ def _prefetching(shape: SchedulingProblem, block: dict[str, int], tile: dict[str
     read = {a.tensor for m in members for a in ex.accesses(shape.algorithm[m].expr) if any(tile.get(n) == 0 for n in ex.free_labels(a))}
     read &= set(shape.algorithm.inputs)
     label = next((label for label, size in block.items() if size == 1 and shape.sizes[label] >= 4 * shape.target.multiprocessors), None)
-    fits = 2 * len(read) * ROW_LIMIT * shape.itemsize <= shape.target.shared_bytes
+    fits = 2 * sum(map(shape.input_bytes, read)) * ROW_LIMIT <= shape.target.shared_bytes
     if label is None or not fits or shape.target.backend != "cuda" or shape.programs(block) != shape.sizes[label]:
         return {}
     return {"persistent": True, "stages_of": ((label, 3),)}

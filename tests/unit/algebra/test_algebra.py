@@ -153,6 +153,7 @@ RULES = {
     "make_picked_elements": (make_picked_elements, lambda a: make_picked_elements(a, outputs(a))),
     "sum_rows_first": (sum_rows_first, lambda a: sum_rows_first(a, outputs(a))),
     "share_groups": (share_groups, lambda a: share_groups(a)),
+    "pick_compared_terms": (pick_compared_terms, lambda a: pick_compared_terms(a)),
     "pick_remainders": (pick_remainders, lambda a: pick_remainders(replace(a, extents=(("p", "", 2),)))),
     "add_batch": (add_batch, lambda a: add_batch(a, frozenset({"A"}), 1)),
     "gradient": (gradient, lambda a: gradient(a, (a.definitions[0].name,), ("A",)).backward),

@@ -68,3 +68,23 @@ def test_a_sum_over_positions_leaves_the_few_taps_of_its_gradient():
     """``v`` goes over ``len(x) + len(r) - 1`` positions, of which each element meets as many as there are taps."""
     text = "Func p, f; In A; In W; Var c, r; RVar v; Extent r = W[0]; Extent v = A[1] + W[0] - 1; p[c, r] = rsum(A[c, v - r], v); f[c, r] = p[c, r] * p[c, r] * W[r];"
     assert lowered(text, "A")["d_A"].endswith(", r)"), lowered(text, "A")
+
+
+ROUND = "Func f; In A; Var b, u, i, h; Extent h = A[1]; Extent u = A[1] / 7; Extent i = 7; f[b, u, i] = A[b, (7 * u + i + {shift}) % len(h)];"
+
+
+def test_a_gradient_of_what_goes_round_by_two_labels_reads_each_element_once():
+    """Of a window of a rolled image too; not where labels count further than the extent."""
+    assert lowered(ROUND.format(shift=3), "A")["d_A"] == "d_A[b, A_1] = d_f[b, (A_1 - 3) % len(h) / 7, (A_1 - 3) % len(h) % 7]"
+    further = ROUND.replace("A[1] / 7", "A[1]").format(shift=3)
+    assert "rsum" in lowered(further, "A")["d_A"]
+
+
+def test_a_number_beside_picked_elements_is_no_operand_of_a_product():
+    found = lowered("Func f; In W, t; Var b, y; f[b, y] = W[t[b], y] * sqrt(len(y));", "W")
+    assert found["d_W"].startswith("d_W[W_0, y] = sqrt(len(y)) * rsum(where("), found
+
+
+def test_rows_of_two_labels_have_one_name_each_in_a_sum_and_where_they_are_written():
+    algorithm = prepare_algorithm(parse("Func f; In V; Var o, i, k; RVar j, l; f[o, i, k] = V[o, i, k] / sqrt(rsum(V[o, j, l] * V[o, j, l], j, l));").algorithm, ("f",))
+    assert str(algorithm["f_sum"]) == "f_sum[o] = rsum(V[o, i, k] * V[o, i, k], i, k);"

@@ -13,9 +13,8 @@ from ..canonicalize import fresh_name
 def pick_compared_terms(algorithm: Algorithm) -> Algorithm:
     """Replace a sum over a label that a condition equates with an element of an input by the term of that element.
 
-    Before: ``f[m, n] = rsum(where(t[m, n] == e, 2 * d[e], 0), e);``
-    After: ``t_place[m, n] = cast(t[m, n], int64);
-    f[m, n] = where(t[m, n] == t_place[m, n] and (t_place[m, n] >= 0 and t_place[m, n] < len(e)), 2 * d[t_place[m, n]], 0);``
+    Before: ``d_w[x] = rsum(where(t[x] == e, d_f[e] * 2, 0), e);``
+    After:  ``t_place[x] = cast(t[x], int64);  d_w[x] = where(t[x] == t_place[x] and (t_place[x] >= 0 and t_place[x] < len(e)), d_f[t_place[x]] * 2, 0);``
 
     The input may hold numbers that are no places. Terms that reduce, or that read Funcs, stay: as products over groups they are wanted in this form.
     """
