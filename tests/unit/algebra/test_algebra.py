@@ -125,7 +125,6 @@ RULES = {
     "tanh_of_log1p": (tanh_of_log1p, lambda a: tanh_of_log1p(a)),
     "center_moments": (center_moments, lambda a: center_moments(a, (*outputs(a), "m"))),
     "group_products": (group_products, lambda a: group_products(a)),
-    "pick_compared_terms": (pick_compared_terms, pick_compared_terms),
     "bound_picked_sums": (bound_picked_sums, lambda a: bound_picked_sums(a)),
     "hoist_invariant_factors": (hoist_invariant_factors, lambda a: hoist_invariant_factors(a, outputs(a))),
     "sum_product_operands": (sum_product_operands, lambda a: sum_product_operands(a, outputs(a))),
