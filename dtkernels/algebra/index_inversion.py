@@ -70,7 +70,8 @@ def places_in_order(index: ex.Expr, round_: str, algorithm: Algorithm, own: dict
 
     The one that the index is solved for comes first; none where no labels do. ``own``: temporary name of a label -> its own.
     """
-    form = {atom.name: times for atom, times in linear_form(index).items() if times and isinstance(atom, ex.Label) and atom.name in own}
+    whole = linear_form(index)
+    form = {atom.name: times for atom, times in whole.items() if times and isinstance(atom, ex.Label) and atom.name in own and _single_addend(whole, atom.name)}
     for sign in (1, -1):
         found: list[str] = []
         size: int | None = 1
