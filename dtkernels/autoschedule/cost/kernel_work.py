@@ -147,9 +147,7 @@ class KernelCount:
         return known.cast.get(tensor, 4)
 
     def work(self, live: float) -> Work:
-        plan, programs, streamed, sizes = self.plan, 1, self._is_streamed(), self.sizes
-        for count in self.count.values():
-            programs *= count
+        plan, programs, streamed, sizes = self.plan, math.prod(self.count.values()), self._is_streamed(), self.sizes
         moved = requests = short = tile_bytes = held_bytes = copied = issued = apart = strips = runs = 0.0
         narrow, widened, reads, single, copies = False, False, [], dict[str, float](), 0
         for access in plan.accesses:
