@@ -19,6 +19,7 @@ from dataclasses import replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from .canonicalize import fresh_name, matches, rename_bound
+from .constant_folding import inline_copies
 
 
 def merge_equal_funcs(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
@@ -67,6 +68,35 @@ def _one_product(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm | Non
                 name = fresh_name("product", set(algorithm.names))
                 return algorithm.with_definitions((*algorithm.definitions[:at], replace(product, name=name), *algorithm.definitions[at:]))
     return None
+
+
+def share_float32_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+    """Give a product in float32 that several definitions have its own Func.
+
+    Before: ``c[x, y] = 2 * rdot(cast(A[x, k], fp32), cast(B[k, y], fp32), k);  s[x, y] = rdot(cast(A[x, k], fp32), cast(B[k, y], fp32), k);``
+    After:  ``c_product[x, y] = rdot(cast(A[x, k], fp32), cast(B[k, y], fp32), k);  c[x, y] = 2 * c_product[x, y];  s[x, y] = c_product[x, y];``
+
+    Matrix units are slow in float32, and such products are of correlations, whose gradients read them again.
+    """
+    for d in algorithm.definitions:
+        for node in filter(_is_float32_product, d.expr.walk()):
+            labels = tuple(label for label in algorithm.labels if label in ex.free_labels(node))
+            product = Definition(fresh_name(f"{d.name}_product", set(algorithm.names)), labels, node, d.pos)
+
+            def element(n: ex.Expr, product: Definition = product) -> ex.Expr:
+                return (_element(product, n, algorithm) or n) if _is_float32_product(n) else n  # type: ignore[arg-type]
+
+            changed = {x.name: replace(x, expr=x.expr.transform(element)) for x in algorithm.definitions}
+            if sum(changed[x.name] != x for x in algorithm.definitions) > 1:
+                made = ((product, changed[x.name]) if x is d else (changed[x.name],) for x in algorithm.definitions)
+                whole = algorithm.with_definitions(tuple(x for group in made for x in group))
+                copies = tuple(x.name for x in whole.definitions if isinstance(x.expr, ex.Access) and x.expr.tensor == product.name and x.name not in outputs)
+                return share_float32_products(inline_copies(whole, copies).limited_to(outputs), outputs)
+    return algorithm
+
+
+def _is_float32_product(n: ex.Expr) -> bool:
+    return isinstance(n, ex.Dot) and all(isinstance(side, ex.Cast) and side.dtype == "fp32" for side in (n.left, n.right))
 
 
 def _nested(e: ex.Expr) -> list[ex.Dot]:

@@ -159,3 +159,13 @@ def test_rows_that_share_the_largest_element_are_counted_where_it_is_found():
     """The label of the count was another than that of the row: three kernels went over the scores, and products made their operand from them again."""
     fused = scheduled(LATE, {"a": 16, "i": 32, "b": 256, "j": 256, "k": 128}, ("Q", "D")).fused()
     assert fused["f_max"][0] == fused["d_f_dot_sum"][0] == "d_f_dot" and "d_f_dot" not in fused, fused
+
+
+TWINS = """Func ma, mb, va, vb, c, f; In A, B; SIn lam; RVar n, i, j; ma[i] = rmean(A[n, i], n); mb[j] = rmean(B[n, j], n); va[i] = rmean((A[n, i] - ma[i]) * (A[n, i] - ma[i]), n);
+vb[j] = rmean((B[n, j] - mb[j]) * (B[n, j] - mb[j]), n); c[i, j] = rmean((A[n, i] - ma[i]) * (B[n, j] - mb[j]), n) * rsqrt(va[i]) * rsqrt(vb[j]); f[] = rsum(where(i == j, (c[i, j] - 1) * (c[i, j] - 1), lam * c[i, j] * c[i, j]), i, j);"""
+
+
+def test_gradients_make_a_correlation_once():
+    """Three kernels made it, in float32, of 1024 x 2048 x 2048: 710 of 1404 us predicted for an H200."""
+    algorithm, _ = prepared(TWINS, ("A", "B"))
+    assert str(algorithm).count("fp32), n)") == 1, str(algorithm)
