@@ -35,11 +35,7 @@ from dtkernels.algebra.rules.exponentials.row_values import extract_row_values
 from dtkernels.algebra.rules.exponentials.shift_degree import FREE, Degree, degree
 from dtkernels.algebra.rules.exponentials.sum_exp_addends import extract_sum_exp_addends
 from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors, hoist_row_factors
-<<<<<<< HEAD
-from dtkernels.algebra.rules.func_cse import merge_equal_products
-=======
-from dtkernels.algebra.rules.func_cse import share_float32_products
->>>>>>> att
+from dtkernels.algebra.rules.func_cse import merge_equal_products, share_float32_products
 from dtkernels.algebra.rules.indices.inverted_windows import invert_windows
 from dtkernels.algebra.rules.indices.phases import separate_phases
 from dtkernels.algebra.rules.indices.remainders import pick_remainders
