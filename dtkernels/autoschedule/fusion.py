@@ -89,6 +89,7 @@ class Fusion:
     recomputing: bool | None = None
     stored: frozenset[str] = frozenset()
     once: bool = False
+    rescues: tuple[tuple[Primitive, ...], ...] = ()  #: what is proposed for that alone
 
     @property
     def algorithm(self) -> Algorithm:
@@ -104,9 +105,10 @@ class Fusion:
 
     def ways(self) -> Iterator[Way]:
         """Yield ways to fuse, the usual one first, each with the choices for its kernels."""
-        for fused in dict.fromkeys(self.placements()):
-            inside = {p.func for p in fused if p.name == "fuse_at"}
-            tiles = {root: self.tiles(root, fused) for root in self.algorithm.needed_by(self.outputs) if root not in inside}
+        found = list(self.placements())
+        self.rescues = () if found.count(self._making_once) > 1 else (self._making_once,)
+        for fused in dict.fromkeys(found):
+            tiles = {root: self.tiles(root, fused) for root in self.algorithm.needed_by(self.outputs) if root not in {p.func for p in fused if p.name == "fuse_at"}}
             if not stores_redundantly(self.shape, fused, tiles) and not self.may_never_store(fused):
                 yield self._with_stored_elements((fused, tiles))
 
@@ -149,8 +151,7 @@ class Fusion:
         """Sort ways to fuse: the usual one first, after any that is predicted to be well faster."""
         if len(ways) < 2 or 0 in self.sizes.values():
             return ways
-        usual, faster = self.time(ways[0]), 1.0 if self.reads_twice(ways[0]) else FASTER
-        most = max(self.keeps(ways[0]), KEPT)
+        usual, faster, most = self.time(ways[0]), 1.0 if self.reads_twice(ways[0]) else FASTER, max(self.keeps(ways[0]), KEPT)
         timed = sorted((self.time(way) + HOST * max(0, len(way[1]) - len(ways[0][1])), i) for i, way in enumerate(ways[1:], 1))
         ahead = [i for t, i in timed if t < usual * self._share(ways[i], faster, most)]
         return [ways[i] for i in (*ahead, *(i for i in range(len(ways)) if i not in ahead))]
@@ -158,7 +159,7 @@ class Fusion:
     def _share(self, way: Way, faster: float, most: int) -> float:
         """Return the part of the usual way's time below which ``way`` is taken: ``faster`` where it keeps no more than ``most`` bytes."""
         share = faster if (kept := self.keeps(way)) <= most else share_for_memory(self.shape, most, self.keeps(way, long=False), kept)
-        return min(share, MUCH_FASTER) if way[0] == self._making_once else share
+        return min(share, MUCH_FASTER) if way[0] in self.rescues else share
 
     @cached_property
     def _making_once(self) -> tuple[Primitive, ...]:
