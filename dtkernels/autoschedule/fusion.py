@@ -33,6 +33,7 @@ from .problem import WHOLE_SIDE, SchedulingProblem, Way
 from .rearranged_outputs import RearrangedOutputs
 from .recomputation import (
     STORED,
+    feeds_products,
     goes_over_windows,
     is_long_operand,
     is_made_again,
@@ -568,18 +569,10 @@ class Fusion:
             return True
         if self.once:
             return False
-        if self._feeds_products(func) and (self._is_unaligned(func) if self.recomputing is None else self.recomputing):
+        if feeds_products(self.shape, func) and (self._is_unaligned(func) if self.recomputing is None else self.recomputing):
             return True
         long = max((self._elements(dot.labels) for dot in self.shape.dots(func)), default=0) >= STORED
         return self._elements(self.algorithm[func].labels) > (8 if long else 2) * self.shape.largest_input
-
-    def _feeds_products(self, func: str) -> bool:
-        """Return whether several products are made from elements of ``func``, itself a product of short sums, and none reads it as it is."""
-        if not self.shape.dots(func) or self.shape.longest_sum(func) > WHOLE_SIDE:
-            return False
-        users = [d.name for d in self.algorithm.definitions if any(a.tensor == func for a in ex.accesses(d.expr))]
-        products = [d.name for d in self.algorithm.definitions if self.shape.dots(d.name) and func in self.algorithm.needed_by((d.name,)) and d.name != func]
-        return len(products) > 1 and not any(map(self.shape.dots, users))
 
     def _is_unaligned(self, func: str) -> bool:
         """Return whether rows of ``func`` in 16 bits start anywhere.

@@ -192,3 +192,12 @@ def _is_scattered(shape: SchedulingProblem, func: str, root: str) -> bool:
 
 def _elements(shape: SchedulingProblem, labels: tuple[str | None, ...]) -> int:
     return math.prod(shape.sizes.get(label, 1) if label else 1 for label in labels)
+
+
+def feeds_products(shape: SchedulingProblem, func: str) -> bool:
+    """Return whether several products are made from elements of ``func``, itself a product of short sums, and none reads it as it is."""
+    if not shape.dots(func) or shape.longest_sum(func) > WHOLE_SIDE:
+        return False
+    users = [d.name for d in shape.algorithm.definitions if any(a.tensor == func for a in ex.accesses(d.expr))]
+    products = [d.name for d in shape.algorithm.definitions if shape.dots(d.name) and func in shape.algorithm.needed_by((d.name,)) and d.name != func]
+    return len(products) > 1 and not any(map(shape.dots, users))
