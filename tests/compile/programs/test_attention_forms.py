@@ -67,4 +67,4 @@ def test_what_is_allocated_grows_with_the_length_not_with_its_square(form):
 def test_the_loops_of_forward_and_backward_end_where_sequences_do():
     _, forward, backward = (emit(program, target=target("a100")) for _, _, program in programs(*FORMS["packed"], target("a100")))
     for text, label in ((forward, "l"), (backward, "l"), (backward, "m")):
-        assert f"for {label}_start in range({label}_begin, " in text
+        assert f"for {label}_start in range({label}_begin, " in text or f"{label}_start = tl.cast({label}_begin, INDEX)" in text  # the latter goes through all heads
