@@ -22,7 +22,7 @@ from ..rules.data_index.grouped_products import labels_without_data
 from ..rules.func_cse import merge_equal_funcs
 from ..rules.indices.remainders import without_remainders
 from ..rules.products.operand_cse import merge_equal_operands
-from ..smart_constructors import ZERO, add_with_common_factors, is_zero, multiply, negate, simplify, where
+from ..smart_constructors import ZERO, add_with_common_factors, factors_of, is_zero, multiply, negate, simplify, where
 from .centered_weights import center_weights, inline_scores, name_scores
 from .chained_products import inner_products, with_named_products
 from .derivative import Contribution, contributions
@@ -272,7 +272,7 @@ class _Reverse:
         Before: ``d[b, h, m, n] / t[b, h, m] * exp(s[b, h, m, l])``, of heads ``h`` in groups, which only a condition keeps from 0 / 0
         After:  ``d_over[b, h, m, n] * e[b, h, m, l]``, which stays a matrix product
         """
-        factors = _factors(adjoint)
+        factors = factors_of(adjoint)
         if sum(label in ex.free_labels(f) for f in factors) < 2 or _vanishes_outside(adjoint, label):
             return adjoint
         risky = [f for f in factors if not isinstance(f, ex.Access) and not _finite_outside(f, label)]
@@ -509,10 +509,6 @@ def _vanishes_outside(adjoint: ex.Expr, label: str) -> bool:
         case ex.Call("where", (_, a, b)):
             return is_zero(b) and _vanishes_outside(a, label)
     return False
-
-
-def _factors(e: ex.Expr) -> tuple[ex.Expr, ...]:
-    return (*_factors(e.left), *_factors(e.right)) if isinstance(e, ex.Binary) and e.op == "*" else (e,)
 
 
 def _finite_outside(e: ex.Expr, label: str) -> bool:

@@ -16,7 +16,7 @@ After::
       f_acc <- f_acc + dot(A, W, c)
 
 Triton pipelines innermost loops alone, and a loop over three taps would begin with nothing loaded each time. The joined loop counts steps,
-from which each step computes its indices. Where no element is computed once for an inner loop, the loops are nothing but their order.
+and its indices go on with it. Where no element is computed once for an inner loop, the loops are nothing but their order.
 
 Several loops in one are first distributed, as where heads share keys and a mask makes loops over whole and over partial tiles of queries.
 
