@@ -28,7 +28,7 @@ from .cost.predicted_time import predicted_time
 from .fit_resources import fit_registers, fit_resources
 from .kept_sums import goes_over_again, with_kept_sums
 from .memory_limit import MUCH_FASTER, limit_beside, pieces_within_limit, share_for_memory
-from .output_fusion import fused_outputs, in_one_launch, in_rows, inputs_at, inputs_below_at, stores_redundantly
+from .output_fusion import fused_outputs, in_one_launch, in_rows, inputs_at, inputs_below_at, read_elsewhere, stores_redundantly
 from .problem import WHOLE_SIDE, SchedulingProblem, Way
 from .rearranged_outputs import RearrangedOutputs
 from .recomputation import (
@@ -412,7 +412,7 @@ class Fusion:
                 found += [Bare(d.name, "store"), FuseAt(d.name, "fuse_at", (root, common[-1]))]
             elif place:
                 found.append(FuseAt(d.name, "fuse_at", self._share_reduction_pass(d.name, place, found, hosts)))
-        return (*reversed(found), *self._stored_sums({p.func for p in found}))
+        return (*read_elsewhere(self.shape, joined, hosts), *reversed(found), *self._stored_sums({p.func for p in found}))
 
     def _scans_in(self, roots: set[str], found: list[Primitive]) -> bool:
         """Return whether a kernel of ``roots`` is a scan, or has one fused into it."""

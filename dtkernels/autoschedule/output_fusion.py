@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
-from ..lang.schedule import FuseAt, Primitive, Schedule
+from ..lang.schedule import Bare, FuseAt, Primitive, Schedule
 from ..lang.schedule_checks import reduction_labels
 from .cost.kernel_config import KernelConfig
 from .problem import WHOLE_SIDE, SchedulingProblem
@@ -53,6 +53,12 @@ def fused_outputs(shape: SchedulingProblem, loads_sum_operands: Callable[[str, s
             if p not in found and o not in found and in_rows(shape, o, p) and (label := _fusion_loop(shape, o, p, loads_sum_operands)):
                 found[o] = (p, label)
     return found
+
+
+def read_elsewhere(shape: SchedulingProblem, joined: Iterable[str], hosts: dict[str, set[str]]) -> tuple[Primitive, ...]:
+    """Return the statements that store those sums among the ``joined`` outputs that kernels besides their own read. Each would go over the whole sum again."""
+    users = {o: [d.name for d in shape.algorithm.definitions if any(a.tensor == o for a in ex.accesses(d.expr))] for o in joined}
+    return tuple(Bare(o, "store") for o in users if reduction_labels(shape.algorithm, o) and set().union(*(hosts.get(u, {u}) for u in users[o])) - hosts[o])
 
 
 def _read_by_later_sums(shape: SchedulingProblem, found: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:

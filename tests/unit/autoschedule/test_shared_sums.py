@@ -6,6 +6,7 @@ import pytest
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
 from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.codegen.ir.nest import Loop, statements
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
@@ -71,3 +72,13 @@ def test_gradients_of_norms_read_their_tensors_as_often_as_they_must():
     assert kernels("nctj", "tj", n=32, c=128, t=64, j=64) == {"d_A": ("A", "d_f"), "d_w": ()}
     few = kernels("ncij", "nij", n=64, c=64, i=512, j=512)
     assert [name for name, read in few.items() if read] == ["d_var_sum_part", "d_A"], few
+
+
+@pytest.mark.parametrize("sizes", [{"x": 16384, "y": 1024}, {"x": 5003, "y": 3000}, {"x": 64, "y": 100000}])
+def test_an_output_computed_beside_another_is_read_where_a_third_needs_it(sizes):
+    text = "Func lo, s, f; In A; Var x, y; lo[y] = rmin(A[x, y], x); s[y] = (rmax(A[x, y], x) - lo[y]) / 255; f[x, y] = (A[x, y] - lo[y]) / s[y];"
+    outputs = ("lo", "s", "f")
+    algorithm = prepare_algorithm(parse(text).algorithm, outputs)
+    kernels = lower(Program(algorithm, default_schedule(algorithm, outputs, sizes, 2, target("h200"))))
+    last = next(k for k in kernels if k.func == "f")
+    assert not any(isinstance(s, Loop) for s in statements(last.body)), "each program goes over all rows again"
