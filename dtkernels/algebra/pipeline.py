@@ -37,7 +37,7 @@ from .rules.exponentials.row_values import extract_row_values
 from .rules.exponentials.shift_degree import Degree, degree
 from .rules.exponentials.sum_exp_addends import extract_sum_exp_addends
 from .rules.factor_hoisting import hoist_invariant_factors, hoist_row_factors
-from .rules.func_cse import merge_equal_products, share_float32_products
+from .rules.func_cse import share_products
 from .rules.indices.inverted_windows import invert_windows
 from .rules.indices.phases import separate_phases
 from .rules.indices.remainders import pick_remainders
@@ -113,9 +113,8 @@ LOWERING_RULES = (
     Rule("distribute_differences", lambda a, c: distribute_differences(a), "sum the sides of a difference of rows by themselves, as matrix products", unscheduled_only=True),
     Rule("sums_to_float32_products", lambda a, c: sums_to_float32_products(a), "rewrite sums of products of computed factors as rdot in float32", unscheduled_only=True),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
-    Rule("share_float32_products", lambda a, c: share_float32_products(a, c.outputs), "give a product in float32 that several definitions have its own Func", unscheduled_only=True),
     Rule("extract_equal_products", lambda a, c: extract_equal_products(a), "give a product that a definition has more than once its own Func", unscheduled_only=True),
-    Rule("merge_equal_products", lambda a, c: merge_equal_products(a, c.outputs), "keep one Func where several are the same product", unscheduled_only=True),
+    Rule("share_products", lambda a, c: share_products(a, c.outputs), "let definitions that contain the same product read it from one Func", unscheduled_only=True),
     Rule("scale_operands", lambda a, c: scale_operands(a, c.outputs), "multiply operands by the numbers that added products are multiplied by", unscheduled_only=True),
     Rule("make_picked_elements", lambda a, c: make_picked_elements(a, c.outputs), "make the elements that are picked of a product by themselves", unscheduled_only=True),
     Rule("sum_rows_first", lambda a, c: sum_rows_first(a, c.outputs), "sum rows of a product before its columns", unscheduled_only=True),

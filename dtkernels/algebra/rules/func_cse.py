@@ -29,18 +29,6 @@ def merge_equal_funcs(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
     return algorithm
 
 
-def merge_equal_products(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
-    """Keep one Func where several are the same matrix product; the Funcs ``keep`` stay.
-
-    Before: ``s[x, y] = rdot(A[x, k], B[k, y], k);  t[x, y] = rdot(A[x, k], B[k, y], k);  f[x, y] = s[x, y] * exp(t[x, y]);``
-    After:  ``s[x, y] = rdot(A[x, k], B[k, y], k);  f[x, y] = s[x, y] * exp(s[x, y]);``
-    """
-    others = (*keep, *(d.name for d in algorithm.definitions if not isinstance(d.expr, ex.Dot)))
-    while (changed := _one_func(algorithm, others)) is not None:
-        algorithm = changed
-    return algorithm
-
-
 def _one_func(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm | None:
     """Remove one of two equal Funcs, if there are two. An output is rounded, so no other Func is made to read it."""
     seen: dict[object, str] = {}
@@ -70,33 +58,43 @@ def _one_product(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm | Non
     return None
 
 
-def share_float32_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
-    """Give a product in float32 that several definitions have its own Func.
+def share_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+    """Let definitions that contain the same product read it from one Func: where it is a Func already, and where it is in float32.
 
-    Before: ``c[x, y] = 2 * rdot(cast(A[x, k], fp32), cast(B[k, y], fp32), k);  s[x, y] = rdot(cast(A[x, k], fp32), cast(B[k, y], fp32), k);``
-    After:  ``c_product[x, y] = rdot(cast(A[x, k], fp32), cast(B[k, y], fp32), k);  c[x, y] = 2 * c_product[x, y];  s[x, y] = c_product[x, y];``
+    Before: ``c[x, y] = 2 * rdot(A[x, k], B[k, y], k);  s[x, y] = rdot(A[x, k], B[k, y], k);  f[x] = rsum(c[x, y] * s[x, y], y);``
+    After:  ``c_product[x, y] = rdot(A[x, k], B[k, y], k);  c[x, y] = 2 * c_product[x, y];  f[x] = rsum(c[x, y] * c_product[x, y], y);``
 
-    Matrix units are slow in float32, and such products are of correlations, whose gradients read them again.
+    Matrix units are slow in float32, and such products are of correlations, whose gradients read them again. An output is rounded, so no other Func is made to read it.
     """
     for d in algorithm.definitions:
-        for node in filter(_is_float32_product, d.expr.walk()):
-            labels = tuple(label for label in algorithm.labels if label in ex.free_labels(node))
-            product = Definition(fresh_name(f"{d.name}_product", set(algorithm.names)), labels, node, d.pos)
-
-            def element(n: ex.Expr, product: Definition = product) -> ex.Expr:
-                return (_element(product, n, algorithm) or n) if _is_float32_product(n) else n  # type: ignore[arg-type]
-
-            changed = {x.name: replace(x, expr=x.expr.transform(element)) for x in algorithm.definitions}
-            if sum(changed[x.name] != x for x in algorithm.definitions) > 1:
-                made = ((product, changed[x.name]) if x is d else (changed[x.name],) for x in algorithm.definitions)
-                whole = algorithm.with_definitions(tuple(x for group in made for x in group))
-                copies = tuple(x.name for x in whole.definitions if isinstance(x.expr, ex.Access) and x.expr.tensor == product.name and x.name not in outputs)
-                return share_float32_products(inline_copies(whole, copies).limited_to(outputs), outputs)
+        for node in (n for n in d.expr.walk() if isinstance(n, ex.Dot)):
+            if (changed := _with_shared_product(algorithm, d, node, outputs)) is not None:
+                return share_products(changed, outputs)
     return algorithm
 
 
-def _is_float32_product(n: ex.Expr) -> bool:
-    return isinstance(n, ex.Dot) and all(isinstance(side, ex.Cast) and side.dtype == "fp32" for side in (n.left, n.right))
+def _with_shared_product(algorithm: Algorithm, first: Definition, node: ex.Dot, outputs: tuple[str, ...]) -> Algorithm | None:
+    """Return ``algorithm`` with one Func for all products equal to ``node``, which stands in ``first``; None where there is nothing to share."""
+    labels = tuple(label for label in algorithm.labels if label in ex.free_labels(node))
+    whole = first.expr == node and first.name not in outputs
+    product = first if whole else Definition(fresh_name(f"{first.name}_product", set(algorithm.names)), labels, node, first.pos)
+
+    def element(n: ex.Expr) -> ex.Expr:
+        return (_element(product, n, algorithm) or n) if isinstance(n, ex.Dot) else n
+
+    changed = {x.name: x if x is product else replace(x, expr=x.expr.transform(element)) for x in algorithm.definitions}
+    readers = [x for x in algorithm.definitions if changed[x.name] != x]
+    is_func = whole or any(isinstance(x.expr, ex.Dot) and isinstance(changed[x.name].expr, ex.Access) and x.name not in outputs for x in readers)
+    if len(readers) + whole < 2 or not (is_func or _is_float32_product(node)):
+        return None
+    made = ((product, changed[x.name]) if x is first and not whole else (changed[x.name],) for x in algorithm.definitions)
+    found = algorithm.with_definitions(tuple(x for group in made for x in group))
+    copies = tuple(x.name for x in found.definitions if isinstance(x.expr, ex.Access) and x.expr.tensor == product.name and x.name not in outputs)
+    return inline_copies(found, copies).limited_to(outputs)
+
+
+def _is_float32_product(n: ex.Dot) -> bool:
+    return all(isinstance(side, ex.Cast) and side.dtype == "fp32" for side in (n.left, n.right))
 
 
 def _nested(e: ex.Expr) -> list[ex.Dot]:

@@ -35,7 +35,7 @@ from dtkernels.algebra.rules.exponentials.row_values import extract_row_values
 from dtkernels.algebra.rules.exponentials.shift_degree import FREE, Degree, degree
 from dtkernels.algebra.rules.exponentials.sum_exp_addends import extract_sum_exp_addends
 from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors, hoist_row_factors
-from dtkernels.algebra.rules.func_cse import merge_equal_products, share_float32_products
+from dtkernels.algebra.rules.func_cse import share_products
 from dtkernels.algebra.rules.indices.inverted_windows import invert_windows
 from dtkernels.algebra.rules.indices.phases import separate_phases
 from dtkernels.algebra.rules.indices.remainders import pick_remainders
@@ -144,11 +144,10 @@ RULES = {
     "compute_results_by_phase": (compute_results_by_phase, lambda a: compute_results_by_phase(with_phases(a), outputs(a))),
     "hoist_row_factors": (hoist_row_factors, lambda a: hoist_row_factors(a, outputs(a))),
     "nest_contractions": (nest_contractions, lambda a: nest_contractions(a)),
-    "share_float32_products": (share_float32_products, lambda a: share_float32_products(a, a.funcs)),
     "distribute_differences": (distribute_differences, lambda a: distribute_differences(a)),
     "sums_to_float32_products": (sums_to_float32_products, lambda a: sums_to_float32_products(a)),
     "extract_equal_products": (extract_equal_products, lambda a: extract_equal_products(a)),
-    "merge_equal_products": (merge_equal_products, lambda a: merge_equal_products(a, outputs(a)[-1:])),
+    "share_products": (share_products, lambda a: share_products(a, outputs(a))),
     "scale_operands": (scale_operands, lambda a: scale_operands(a, outputs(a)[-1:])),
     "make_picked_elements": (make_picked_elements, lambda a: make_picked_elements(a, outputs(a))),
     "sum_rows_first": (sum_rows_first, lambda a: sum_rows_first(a, outputs(a))),
