@@ -46,6 +46,7 @@ from .rules.indices.shared_groups import share_groups
 from .rules.indices.strided_sums import sum_over_elements
 from .rules.label_unification import unify_labels
 from .rules.products.distributed_sums import distribute_differences
+from .rules.products.operand_cse import merge_equal_operands
 from .rules.products.product_columns import sum_product_operands
 from .rules.products.product_elements import make_picked_elements, sum_rows_first
 from .rules.products.scaled_products import scale_operands
@@ -115,6 +116,7 @@ LOWERING_RULES = (
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
     Rule("extract_equal_products", lambda a, c: extract_equal_products(a), "give a product that a definition has more than once its own Func", unscheduled_only=True),
     Rule("share_products", lambda a, c: share_products(a, c.outputs), "let definitions that contain the same product read it from one Func", unscheduled_only=True),
+    Rule("merge_equal_operands", lambda a, c: merge_equal_operands(a), "give a computed operand that several products take its own Func", unscheduled_only=True),
     Rule("scale_operands", lambda a, c: scale_operands(a, c.outputs), "multiply operands by the numbers that added products are multiplied by", unscheduled_only=True),
     Rule("make_picked_elements", lambda a, c: make_picked_elements(a, c.outputs), "make the elements that are picked of a product by themselves", unscheduled_only=True),
     Rule("sum_rows_first", lambda a, c: sum_rows_first(a, c.outputs), "sum rows of a product before its columns", unscheduled_only=True),

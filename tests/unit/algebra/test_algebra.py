@@ -44,6 +44,7 @@ from dtkernels.algebra.rules.indices.shared_groups import share_groups
 from dtkernels.algebra.rules.indices.strided_sums import sum_over_elements
 from dtkernels.algebra.rules.label_unification import unify_labels
 from dtkernels.algebra.rules.products.distributed_sums import distribute_differences
+from dtkernels.algebra.rules.products.operand_cse import merge_equal_operands
 from dtkernels.algebra.rules.products.product_columns import sum_product_operands
 from dtkernels.algebra.rules.products.product_elements import make_picked_elements, sum_rows_first
 from dtkernels.algebra.rules.products.scaled_products import scale_operands
@@ -147,6 +148,7 @@ RULES = {
     "distribute_differences": (distribute_differences, lambda a: distribute_differences(a)),
     "sums_to_float32_products": (sums_to_float32_products, lambda a: sums_to_float32_products(a)),
     "extract_equal_products": (extract_equal_products, lambda a: extract_equal_products(a)),
+    "merge_equal_operands": (merge_equal_operands, lambda a: merge_equal_operands(a)),
     "share_products": (share_products, lambda a: share_products(a, outputs(a))),
     "scale_operands": (scale_operands, lambda a: scale_operands(a, outputs(a)[-1:])),
     "make_picked_elements": (make_picked_elements, lambda a: make_picked_elements(a, outputs(a))),

@@ -1,14 +1,4 @@
-"""Share operands of matrix products: an operand that several products take becomes one Func, which a schedule may compute once.
-
-Before::
-
-    d_A[x, k] = rdot(d_y[x, y] * s[x, y], B[k, y], y);    d_B[k, y] = rdot(d_y[x, y] * s[x, y], A[x, k], x);
-
-After::
-
-    operand[x, y] = d_y[x, y] * s[x, y];
-    d_A[x, k] = rdot(operand[x, y], B[k, y], y);          d_B[k, y] = rdot(operand[x, y], A[x, k], x);
-"""
+"""Share operands of matrix products: an operand that several products take becomes one Func, which a schedule may compute once."""
 
 from __future__ import annotations
 
@@ -21,6 +11,9 @@ from ..canonicalize import fresh_name
 
 def merge_equal_operands(algorithm: Algorithm) -> Algorithm:
     """Make a Func of each operand that more than one definition has, if it is computed from several tensors.
+
+    Before: ``d_A[x, k] = rdot(d_y[x, y] * s[x, y], B[k, y], y);  d_B[k, y] = rdot(d_y[x, y] * s[x, y], A[x, k], x);``
+    After:  ``operand[x, y] = d_y[x, y] * s[x, y];  d_A[x, k] = rdot(operand[x, y], B[k, y], y);  d_B[k, y] = rdot(operand[x, y], A[x, k], x);``
 
     One tensor times a number stays in place: the number is hoisted out of the product. So do elements that data picks, ``W[e[m], k]`` and
     ``where(e[m] == g, A[m, k], 0)``: as Funcs they would be larger than what they are picked from.
