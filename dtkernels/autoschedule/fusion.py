@@ -49,7 +49,14 @@ from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
-from .stored_elements import feeds_another_output, is_compared_for_equality, products_of_outputs, stored_elements, with_stored_outputs
+from .stored_elements import (
+    feeds_another_output,
+    is_compared_across_tiles,
+    is_compared_for_equality,
+    products_of_outputs,
+    stored_elements,
+    with_stored_outputs,
+)
 from .stored_operands import computed_operand_slowdown, operand_with_rows, stored_operands, sums_held_rows
 from .summed_products import SummedProduct, beside, summed_product
 
@@ -396,7 +403,7 @@ class Fusion:
                 found, hosts[d.name] = [*found, Bare(d.name, "store"), FuseAt(d.name, "fuse_at", (operand, d.labels[-1]))], {operand}
                 continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
-            again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not is_compared_for_equality(self.algorithm, d.name)
+            again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not is_compared_across_tiles(self.shape, d.name, roots)
             apart_by_way = d.name in self.stored or stored and feeds_row_reduction(self.shape, d.name) or ahead and goes_over_again(self.shape, d.name, roots)
             apart_by_way = apart_by_way or stored_for_windows(self.shape, d.name, roots)
             apart_by_way = apart_by_way or len(roots) > 1 and self._rounds_stored_product(d.name) or operands and is_long_operand(self.shape, d.name)

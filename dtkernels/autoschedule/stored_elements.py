@@ -13,7 +13,7 @@ from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.schedule import Bare, FuseAt, Primitive
 from ..lang.schedule_checks import reduction_labels
-from .problem import SchedulingProblem
+from .problem import WHOLE_SIDE, SchedulingProblem
 from .rules.gemm_row_reduction import reduced_product_labels
 
 ROW = 16  #: bytes that rows start at multiples of, for products to load them as they are
@@ -71,6 +71,14 @@ def is_compared_for_equality(algorithm: Algorithm, func: str) -> bool:
     tests = [n.children() for n in nodes if isinstance(n, ex.Binary) and n.op in ("==", "!=")]
     tensors = [[side.tensor for side in sides if isinstance(side, ex.Access)] for sides in tests]
     return any(func in named for named, sides in zip(tensors, tests) if len(named) == len(sides))
+
+
+def is_compared_across_tiles(shape: SchedulingProblem, func: str, roots: set[str]) -> bool:
+    """Return whether ``func``, compared for equality, would be made more than once: not where one kernel makes its rows whole for all that reduces them."""
+    users = [d for d in shape.algorithm.definitions if any(a.tensor == func for a in ex.accesses(d.expr))]
+    along = {x for d in users for n in ex.reductions(d.expr) if any(a.tensor == func for a in ex.accesses(n)) for x in n.labels}
+    whole = len(roots) == 1 and all(shape.sizes[x] <= WHOLE_SIDE for x in along)
+    return not whole and is_compared_for_equality(shape.algorithm, func)
 
 
 def _is_elementwise(shape: SchedulingProblem, members: list[str]) -> bool:

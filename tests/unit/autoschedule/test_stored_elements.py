@@ -2,6 +2,7 @@
 
 import pytest
 
+from dtkernels.codegen.ir.nest import has_matrix_product, statements
 from dtkernels.codegen.pipeline import lower
 from dtkernels.lang import parse
 from dtkernels.show import Subject, Written
@@ -43,3 +44,11 @@ def test_only_a_limit_that_is_set_cuts_what_is_no_larger_than_the_callers_tensor
     if limit is not None:
         monkeypatch.setenv("DTKERNELS_MEMORY_LIMIT", limit)
     assert bool(chunks(GATED, (8192, 14336, 4096))) == cut
+
+
+@pytest.mark.parametrize("n", [256, 1000])
+def test_a_product_compared_with_its_extremum_is_made_once_where_a_tile_holds_its_rows(n):
+    made = kernels("Func y; In A, B; Var m; RVar n, k; y[m] = rmax(rdot(A[m, k], B[k, n], k), n);", (4096, n, 128))
+    products = [k for k in made if has_matrix_product(k.body)]
+    compared = [k for k in made if " == " in "\n".join(map(str, statements(k.body)))]
+    assert compared and any(k in products for k in compared) == (n <= 256), "else its tiles, made again, may add up to other values"
