@@ -35,7 +35,7 @@ from dtkernels.autoschedule.cost.outline import Known  # noqa: E402
 from dtkernels.autoschedule.cost.predicted_time import kernel_time, rates_for  # noqa: E402
 from dtkernels.autoschedule.default_schedule import default_schedule  # noqa: E402
 from dtkernels.codegen.target import TARGETS, Target  # noqa: E402
-from dtkernels.runtime.select.evidence import DOUBT, ITEMSIZE, predictions, weight  # noqa: E402
+from dtkernels.runtime.select.evidence import DOUBT, ITEMSIZE, TimeModel, predictions, weight  # noqa: E402
 from dtkernels.runtime.select.row_ranking import FAR, distance, whole_labels  # noqa: E402
 from dtkernels.runtime.select.schedule_selection import COMPILED  # noqa: E402
 from dtkernels.runtime.tables.table import Row  # noqa: E402
@@ -92,6 +92,10 @@ class OneKernel:
                 work = plan.at(dict(sizes), ITEMSIZE[dtype], target, rates[0].live)
                 total += kernel_time(work, plan.config, rates_for(work, rates), target)
         return total
+
+    def loops_alike(self, schedule: str, row: Row, sizes: tuple[tuple[str, int], ...]) -> bool:
+        """Return whether the kernels of ``schedule`` loop at both sizes, or at neither."""
+        return TimeModel(self.kernel.known, self.target, self.measured).loops_alike(schedule, row, sizes)
 
     def ratio(self, schedule: str, row: Row) -> float:
         """Return the logarithm of the row's time over the predicted one."""

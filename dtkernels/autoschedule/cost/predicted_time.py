@@ -54,6 +54,13 @@ def predicted_time(schedule: str, known: Known, sizes: dict[str, int], itemsize:
     return max(sum(times) - hidden, rates_of(target.arch)[1].launch)
 
 
+def kernels_in_one_step(schedule: str, known: Known, sizes: dict[str, int], itemsize: int, target: Target) -> tuple[bool, ...]:
+    """Return for each kernel of ``schedule`` whether it goes over its rows in one step: no product, and no second step of its loop."""
+    live = rates_of(target.arch)[0].live
+    works = (plan.at(sizes, itemsize, target, live) for plan in plans(schedule, known))
+    return tuple(not work.products and work.steps <= 1 for work in works)
+
+
 @lru_cache(maxsize=8192)
 def _time(plan: KernelPlan, sizes: tuple[tuple[str, int], ...], itemsize: int, target: Target) -> float:
     return plan_time(plan, dict(sizes), itemsize, target)

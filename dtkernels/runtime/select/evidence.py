@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ...autoschedule.cost.outline import Known, Outline
-from ...autoschedule.cost.predicted_time import predicted_time
+from ...autoschedule.cost.predicted_time import kernels_in_one_step, predicted_time
 from ...codegen.target import TARGETS, Target
 from ..tables.table import Row
 
@@ -40,6 +40,11 @@ class TimeModel:
         """Return the predicted microseconds of ``schedule``."""
         return _time(schedule, sizes, ITEMSIZE[dtype], self.known, self.target)
 
+    def loops_alike(self, schedule: str, row: Row, sizes: Sizes) -> bool:
+        """Return whether each kernel of ``schedule`` goes over its rows in one step at both sizes, or at neither: of two steps one loads while the other computes."""
+        own, here = (_in_one_step(schedule, s, ITEMSIZE[row.dtype], self.known, self.target) for s in (tuple(row.sizes.items()), sizes))
+        return own == here
+
     def ratio(self, schedule: str, row: Row) -> float:
         """Return the logarithm of the row's time over that predicted for ``schedule`` at the row's sizes."""
         assert row.microseconds
@@ -55,6 +60,11 @@ def _unknown(labels: tuple[str, ...]) -> TimeModel:
 @lru_cache(maxsize=8192)
 def _time(schedule: str, sizes: Sizes, itemsize: int, known: Known, target: Target) -> float:
     return predicted_time(schedule, known, dict(sizes), itemsize, target)
+
+
+@lru_cache(maxsize=8192)
+def _in_one_step(schedule: str, sizes: Sizes, itemsize: int, known: Known, target: Target) -> tuple[bool, ...]:
+    return kernels_in_one_step(schedule, known, dict(sizes), itemsize, target)
 
 
 def weight(distance: float) -> float:
@@ -77,7 +87,7 @@ def predictions(near: list[tuple[float, Row]], model: TimeModel, sizes: Sizes, u
     limit = min(alone.values(), default=0.0) + math.log(SLOWER)
     found = {schedule: time + DOUBT * first[schedule][0] for schedule, time in alone.items()}
     for schedule, (distance, row) in first.items():
-        if told and alone[schedule] <= limit and _is_measured(row):
+        if told and alone[schedule] <= limit and _is_measured(row) and model.loops_alike(schedule, row, sizes):
             found[schedule] += weight(distance) * model.ratio(schedule, row)
     timed = [(weight(distance), row) for distance, row in near if told and _is_measured(row)][:NEAREST]
     checked: set[str] = set()

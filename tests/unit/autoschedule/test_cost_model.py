@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from dtkernels.autoschedule.cost.outline import Known, Outline
 from dtkernels.autoschedule.cost.predicted_time import predicted_time
 from dtkernels.codegen.target import target
 from dtkernels.lang.parser import parse
-from dtkernels.runtime.select.evidence import TimeModel, weight
+from dtkernels.runtime.select.evidence import TimeModel, predictions, weight
 from dtkernels.runtime.select.row_ranking import candidates
 from dtkernels.runtime.select.size_buckets import bucket_anchor
 from dtkernels.runtime.tables.table import read_rows
@@ -129,6 +130,16 @@ def test_a_row_bounds_what_other_schedules_take_at_its_sizes():
     there = model.at(other, (("x", 1024), ("y", 1024)), "bf16")
     rows = [row(1024, 1024, microseconds=9 * there), row(65536, 1024, other, microseconds=model.at(other, (("x", 65536), ("y", 1024)), "bf16"))]
     assert take(rows, 1020, 1024)[0].row.schedule == BLOCKS
+
+
+def test_a_time_of_two_steps_says_nothing_of_one():
+    """A tile of 8192 columns goes over 16384 in two steps; over 6144 it takes one, a quarter of which is empty."""
+    schedule = BY_ROWS.replace("y:0", "y:8192")
+    model = TimeModel(OF_ROWS, H200, H200)
+    timed = replace(row(4096, 16384, schedule), dtype="bf16", sizes={"x": 4096, "y": 16384}, microseconds=1.0, measured=True)
+    one, two = ((("x", 4096), ("y", y)) for y in (6144, 12288))
+    assert predictions([(0.5, timed)], model, one, lambda _: True)[schedule] >= model.at(schedule, one, "bf16")
+    assert predictions([(0.5, timed)], model, two, lambda _: True)[schedule] < model.at(schedule, two, "bf16") / 4
 
 
 def test_sizes_of_one_bucket_are_decided_alike():
