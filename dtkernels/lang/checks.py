@@ -113,7 +113,7 @@ def _check_index(algorithm: Algorithm, index: ex.Expr, access: ex.Access) -> Non
             raise DTError(
                 "an index is integer arithmetic on labels",
                 found=str(node),
-                allowed="labels, integers, SIn, parameters, len(), elements of an In or of a Func of integers, and + - * / % & | ^ ~ << >>",
+                allowed="labels, integers, SIn, parameters, len(), elements of an In or of a Func of integers (i[x] = cast(..., int32)), and + - * / % & | ^ ~ << >>",
                 at=node.pos or access.pos,
             )
 

@@ -198,6 +198,9 @@ class _Parser:
             labels.append(self.expect("name", "a label").text)
             while self.accept(","):
                 labels.append(self.expect("name", "a label").text)
+            if self.token.text == "[":
+                allowed = f"a sum of what belongs to each: {name.text}[i] = rsum(where({labels[-1]}[x] == i, ..., 0), x);"
+                raise DTError("a definition has labels on its left", found=f"{labels[-1]}[...]", allowed=allowed, at=self.token.pos)
             self.expect("]")
         if self.token.text in ("+", "-", "*", "/"):
             allowed = f"one definition {name.text}[...] = expression; with sums as rsum(e, k)"

@@ -16,7 +16,7 @@ ONE = "Func f; In A; Var x;\n"
 TWO = "Func f; In A; Var x, y;\n"
 ADD = TWO + "f[x, y] = A[x, y];\n"
 SUM = "Func s, f; In A; Var x; RVar y;\ns[x] = rsum(A[x, y], y);\nf[x, y] = A[x, y] / s[x];\n"
-INDEX = "an index is integer arithmetic on labels: found {}; allowed: labels, integers, SIn, parameters, len(), elements of an In or of a Func of integers, and + - * / % & | ^ ~ << >>"
+INDEX = "an index is integer arithmetic on labels: found {}; allowed: labels, integers, SIn, parameters, len(), elements of an In or of a Func of integers (i[x] = cast(..., int32)), and + - * / % & | ^ ~ << >>"
 TOKENS = "names, numbers and + - * / // % & | ^ ~ << >> < <= > >= == != = ( ) [ ] , ; : . #"
 STATEMENTS = "a declaration (Func, In, SIn, Var, RVar, Param, Extent), a definition f[...] = ...; or a schedule statement f.block(...);"
 POWER = "pow(a, b), or a product, a * a"
@@ -98,6 +98,7 @@ SYNTAX = {
     ONE + "  \t f[x] = A[x]; # note\n$": f"t.dt:3:1: no DT token starts here: found '$'; allowed: {TOKENS}",
     ONE + "f[x] = A[x]\nf.compile();": "t.dt:3:1: syntax: found 'f'; allowed: ';'",
     ONE + "f[x] = exp(A[x];": "t.dt:2:16: syntax: found ';'; allowed: ')'",
+    ONE + "f[A[x]] = 1;": "t.dt:2:4: a definition has labels on its left: found A[...]; allowed: a sum of what belongs to each: f[i] = rsum(where(A[x] == i, ..., 0), x);",
     ONE + "f[x] = A[x]": "t.dt:2:12: syntax: found 'end of text'; allowed: ';'",
     ONE + "f[x] = A[x] + ;": "t.dt:2:15: syntax: found ';'; allowed: an expression",
     ONE + "f[x] = A[x];\nf + 1;": "t.dt:3:3: syntax: found '+'; allowed: '[' or '.' after 'f', or a declaration (Func, In, SIn, Var, RVar, Param, Extent)",
