@@ -77,7 +77,7 @@ def predictions(near: list[tuple[float, Row]], model: TimeModel, sizes: Sizes, u
 
     ``usable``: whether a schedule may be chosen; others are left out. ``told``: whether the rows' times are evidence, which those of another
     number are not: heads in groups of 5 may take 20 times as long by a row for groups of 4. Evidence is looked at only where the model finds a schedule not
-    much slower than the fastest, and bounds by other rows are applied to the fastest only, until it stays the fastest.
+    much slower than the fastest. Rows nearer than a schedule's own bound its time: the fastest's alone, until it stays the fastest.
     """
     first: dict[str, tuple[float, Row]] = {}
     for distance, row in near:
@@ -86,14 +86,17 @@ def predictions(near: list[tuple[float, Row]], model: TimeModel, sizes: Sizes, u
     alone = {schedule: math.log(model.at(schedule, sizes, row.dtype)) for schedule, (_, row) in first.items()}
     limit = min(alone.values(), default=0.0) + math.log(SLOWER)
     found = {schedule: time + DOUBT * first[schedule][0] for schedule, time in alone.items()}
+    own: dict[str, float] = {}
     for schedule, (distance, row) in first.items():
         if told and alone[schedule] <= limit and _is_measured(row) and model.loops_alike(schedule, row, sizes):
             found[schedule] += weight(distance) * model.ratio(schedule, row)
-    timed = [(weight(distance), row) for distance, row in near if told and _is_measured(row)][:NEAREST]
+            own[schedule] = distance
+    timed = [(distance, row) for distance, row in near if told and _is_measured(row)][:NEAREST]
     checked: set[str] = set()
     while found and (best := min(found, key=found.__getitem__)) not in checked:
         checked.add(best)
-        bound = max([w * model.ratio(best, row) for w, row in timed if row.schedule != best], default=0.0)
+        nearer = [(d, row) for d, row in timed if row.schedule != best and d <= own.get(best, math.inf)]
+        bound = max([weight(d) * model.ratio(best, row) for d, row in nearer], default=0.0)
         found[best] = max(found[best], alone[best] + bound + DOUBT * first[best][0]) if bound > 0 else found[best]
     return {schedule: math.exp(logarithm) for schedule, logarithm in found.items()}
 

@@ -142,6 +142,20 @@ def test_a_time_of_two_steps_says_nothing_of_one():
     assert predictions([(0.5, timed)], model, two, lambda _: True)[schedule] < model.at(schedule, two, "bf16") / 4
 
 
+def test_a_row_further_away_than_its_own_bounds_no_schedule():
+    """A schedule that takes half of what the model says where it was timed does so beside it too, whatever was slow elsewhere."""
+    schedule, other = BY_ROWS, BY_ROWS.replace("num_warps(8)", "num_warps(4)")
+    model, here = TimeModel(OF_ROWS, H200, H200), (("x", 4096), ("y", 4096))
+
+    def timed(x: int, text: str, part: float):
+        there = replace(row(x, 4096, text), dtype="bf16", sizes={"x": x, "y": 4096})
+        return replace(there, microseconds=part * model.at(schedule, tuple(there.sizes.items()), "bf16"), measured=True)
+
+    near = [(0.1, timed(3900, schedule, 0.5)), (1.5, timed(1500, other, 2.0))]
+    assert predictions(near, model, here, lambda _: True)[schedule] < 0.6 * model.at(schedule, here, "bf16")
+    assert predictions([(2.0, near[0][1]), (0.1, near[1][1])], model, here, lambda _: True)[schedule] > 1.5 * model.at(schedule, here, "bf16")
+
+
 def test_sizes_of_one_bucket_are_decided_alike():
     rows = [row(1024, 1024), row(4096, 1024, "f.block(x:32, y:64);\nf.tensorize(x:32, y:64);", microseconds=9.0)]
     assert bucket_anchor(3001) == bucket_anchor(2999)
