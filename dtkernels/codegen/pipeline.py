@@ -53,6 +53,7 @@ from .transforms.memory.load_masks import sink_masks_into_loads
 from .transforms.memory.offset_hoisting import hoist_offsets
 from .transforms.memory.tensor_descriptors import use_descriptors, use_pointers
 from .transforms.tiles.dot_scheduling import schedule_dots
+from .transforms.tiles.held_windows import hold_windows
 from .transforms.tiles.packed_codes import read_packed_once
 from .transforms.tiles.repeated_elements import repeat_elements
 from .transforms.tiles.step_scales import scale_steps
@@ -77,6 +78,7 @@ NEST_PASSES: tuple[tuple[str, Callable[[Kernel, KernelOptions], Kernel]], ...] =
     ("guard_elimination", eliminate_guards),
     ("cse", eliminate_common_subexpressions),
     ("accumulator_fusion", fuse_accumulators),
+    ("held_windows", hold_windows),
     ("loop_partition", partition_loops),
     ("exp_to_exp2", rewrite_exp_to_exp2),
     ("scale_sinking", sink_scales),

@@ -132,6 +132,11 @@ class KernelConfig(Choices):
         return math.prod(max(1, size // tail[label]) for label, size in self.blocks if label in tail)
 
     @cached_property
+    def single(self) -> dict[str, int]:
+        """Return the labels of the result whose blocks are unrolled, element by element, with the sizes of these blocks."""
+        return {label: size for label, size in self.unrolled if size > 1 and (label, size) in self.blocks and (label, size) in self.tiles}
+
+    @cached_property
     def added(self) -> dict[str, str]:
         """Return the Funcs to whose sums the programs add in memory, and in which order."""
         return {f.func: f.added for f in self.fused if f.added}

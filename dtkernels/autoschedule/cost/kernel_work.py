@@ -9,6 +9,7 @@ from ...codegen.held_terms import FLOAT8_DEPTH, HELD_BY_WARP, MOST_IMPRECISE
 from ...codegen.powers_of_two import UNITS, binary_parts, last_power_of_two, next_power_of_two, two_tiles
 from .kernel_config import ORDERED
 from .outline import SECTOR, VECTOR, FuncOutline, Product, Read
+from .window_work import WindowCount, places_of_windows
 from .work import Stores, Work
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ FITTED = 2  #: sums of a loop, of those kernels; more down columns take register
 AHEAD = 3.5  #: registers of each copy of 16 bytes that a loop of several products has under way: attention's gradients took 3.4 to 7 for one and two
 SPILLING = 0.8  #: the part of its registers from which on a thread of such a kernel spilled some
 EXCHANGED = 11  #: times as long as its terms: a sum over all pairs of rows whose threads add up several terms of each step (five tiles on an H100)
-PLACES = 300  #: as many operations take the place of an element and its masks: 1.8 to 4.5 us a million elements, of five convolutions on an H100
 WARPS, BLOCKS = 64, 32  #: that a multiprocessor holds
 #: instructions of a thread for each load or store, each operation, and each exchange of values with other threads: what ptxas gave 629 kernels of rows, to 20%
 PER_LOAD, PER_OPERATION, PER_EXCHANGE, ANYWAY = 7.0, 0.7, 2.2, 48.0
@@ -66,6 +66,7 @@ class KernelCount:
         for label, parts_of in plan.merged.items():
             self._share_tile(label, parts_of)
         self.longest = 1.0  #: iterations of the longest program over those of the average one
+        self.windows = WindowCount(self)
         for label in plan.bounded:
             parts = 1 if label in plan.blocks else plan.split.get(label, 1)
             if label in self.filled and self.count.get(label, 1) == parts and sizes.get(label, 1) > 1:
@@ -154,7 +155,7 @@ class KernelCount:
             read, each = self._without_units(access.read) if streamed or not plan.products else access.read, self.bytes_of(access.read.tensor)
             amount, asked, vector, tile = self._load(read, each)
             times = self.times(access.around, access.whole) * access.sweeps
-            amount, asked = amount * times, asked * times
+            amount, asked = amount * times * self.windows.reach(read), asked * times * self.windows.loads(read)
             aligned = read.tensor in plan.aligned
             moved += amount * (HALF_SECTORS if plan.products and not streamed and not aligned and self._starts_within_sectors(read, each) else 1)
             if aligned or vector >= VECTOR:
@@ -188,7 +189,7 @@ class KernelCount:
         for func, _ in plan.members if plan.apart else ():
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if {*plan.split} & {*func.reduced} else 0.0
         heavy, light = self._arithmetic()
-        light += self._places(reads) + (multiplied / 2 / min(self._depth(), MOST_IMPRECISE) if self._promotes() else 0.0)
+        light += places_of_windows(self, reads) + (multiplied / 2 / min(self._depth(), MOST_IMPRECISE) if self._promotes() else 0.0)
         if streamed:
             light, requests = light + (terms := self._multiplied()[0]), requests + terms / (2 * VECTOR / self.itemsize)
         gathered = self._sums_over_threads() if streamed else 0.0 if plan.products else self._summed()
@@ -240,12 +241,6 @@ class KernelCount:
                 short += amount / vector
                 short_strips += amount * programs / min(self._run(last, each), max(1.0, each * self.elements(self.loaded, last)))
         return Stores(written, memory, strips, requests, merged, short, short_strips, added, cleared)
-
-    def _places(self, reads: list[tuple[Access, int, float]]) -> float:
-        """Return the arithmetic on places of the elements that windows read one by one, where a loop goes through taps and other labels as one."""
-        together = {x for name, parts in self.plan.merged.items() if name not in self.plan.blocks for x in parts}
-        apart = [amount / each for access, each, amount in reads if self._slides(access.read) and {*access.read.last} & together]
-        return PLACES * sum(apart)
 
     def _depth(self) -> int:
         """Return the terms of the sum in a step, of the shallowest product."""
@@ -386,7 +381,7 @@ class KernelCount:
             return amount, asked * shared, float(each), tile  # ``W[n, k / 2]``: every element by itself, in a product's loop
         if (lines := self._lines(read)) > 1:
             return amount, asked * lines, float(each), tile
-        vector = float(each) if self._slides(read) else max(each, min(self._vector(read.last, each), run))
+        vector = float(each) if self.slides(read) else max(each, min(self._vector(read.last, each), run))
         return amount, asked, vector, tile
 
     def _lines(self, read: Read) -> float:
@@ -397,7 +392,7 @@ class KernelCount:
                 lines *= math.prod(max(1, self.sizes.get(x, 1)) for x in parts[parts.index(read.last[-1]) + 1 :])
         return min(lines, float(self.target.warp_size))
 
-    def _slides(self, read: Read) -> bool:
+    def slides(self, read: Read) -> bool:
         """Return whether rows are read from any element on: ``A[c, x + r]``."""
         return not {*read.last} <= {x for x, _ in read.labels}
 
@@ -545,8 +540,8 @@ class KernelCount:
 
     def _arithmetic(self) -> tuple[float, float]:
         heavy = light = 0.0
-        for labels, special, other, around, whole, passes, paired in self.plan.arithmetic:
-            elements = self.elements(self.filled, labels) * self.times(around, whole) * (passes if passes > 1 and self._is_looped(labels) else 1)
+        for labels, special, other, around, whole, passes, paired, func in self.plan.arithmetic:
+            elements = self.elements(self.filled, labels) * self.times(around, whole) * self.windows.evaluations(func) * (passes if passes > 1 and self._is_looped(labels) else 1)
             elements *= EXCHANGED if any(self.step.get(x, 1) > 1 for x in paired) else 1.0
             heavy, light = heavy + special * elements, light + other * elements
         return heavy, light
@@ -594,6 +589,6 @@ class KernelCount:
         for labels, whole in self.plan.loops:
             own = self.times(whole=whole, around=())
             for x in labels:
-                own *= max(1.0, self.of(self.filled, x) / max(1.0, self.of(self.step, x)))
+                own *= max(1.0, self.of(self.filled, x) / max(1.0, self.of(self.step, x) * self.windows.steps(x)))
             most = max(most, own)
         return most
