@@ -381,7 +381,7 @@ class KernelCount:
             return amount, asked * shared, float(each), tile  # ``W[n, k / 2]``: every element by itself, in a product's loop
         if (lines := self._lines(read)) > 1:
             return amount, asked * lines, float(each), tile
-        vector = float(each) if self.slides(read) else max(each, min(self._vector(read.last, each), run))
+        vector = float(each) if self.slides(read) else max(each, min(self._vector(read.last, each), run, self.windows.run_of_thread(each)))
         return amount, asked, vector, tile
 
     def _lines(self, read: Read) -> float:

@@ -6,6 +6,7 @@ thread loads it once for all windows that it computes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,12 @@ class WindowCount:
         for at, places in {pair for r in func.reads for pair in self._places(r.tensor)} if func.reduced else ():
             found *= self._share(at, places) if places in func.reduced and places not in alone else 1.0
         return found
+
+    def run_of_thread(self, each: int) -> float:
+        """Return the bytes that a thread has side by side, of elements of ``each`` bytes: those along the lanes, where others are single numbers."""
+        plan, single = self.count.plan, self.count.plan.config.single
+        along = math.prod(self.count.step.get(x, 1) for x in plan.root.labels if x not in single)
+        return max(1.0, along / (self.count.target.warp_size * plan.config.warps)) * each if single else math.inf
 
     def steps(self, label: str) -> int:
         """Return the steps of a loop that one takes at once."""

@@ -29,9 +29,9 @@ from ..reduction import contiguous_label, loaded_accesses, row_tiles, stores_whi
 OWN = (4, 8, 16)  #: results of a thread, at most
 TERMS = 512  #: terms of these results that the text of a step has, at most
 STEPS = 32  #: places of a window at once, at most
-EACH, WARPS = (1, 2, 4), (1, 2, 4)  #: elements of a thread along the lanes, and warps
+EACH, WARPS = (1, 2, 4, 8), (1, 2, 4)  #: elements of a thread along the lanes, and warps
 PROGRAMS = (4, 8, 16)  #: a multiprocessor, over which a sum is split
-LIVE = 64  #: sums of a thread, at most
+LIVE = 128  #: sums of a thread, with the elements of its windows and as many of what they are multiplied by, at most: 168 took 167 registers
 
 
 def unrolled_window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
@@ -50,7 +50,7 @@ def unrolled_window_candidates(shape: SchedulingProblem, root: str, members: lis
     for most, each, warps in product(OWN, EACH, WARPS):
         many = _evenly(shape.sizes[at], most)
         steps = min(_evenly(shape.sizes[inner], STEPS), TERMS // many)
-        if many == 1 or steps == 1 or many * each > LIVE:
+        if many == 1 or steps == 1 or 2 * each * (many + steps) > LIVE:
             continue
         block, room = {at: many}, warps * each * shape.target.warp_size
         for x in dict.fromkeys((*lanes, *reversed(own))):
