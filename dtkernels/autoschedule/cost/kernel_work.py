@@ -149,7 +149,7 @@ class KernelCount:
 
     def work(self, live: float) -> Work:
         plan, programs, streamed, sizes = self.plan, math.prod(self.count.values()), self._is_streamed(), self.sizes
-        moved = requests = short = tile_bytes = held_bytes = copied = issued = apart = strips = runs = 0.0
+        moved = requests = short = tile_bytes = held_bytes = copied = issued = apart = strips = runs = addresses = 0.0
         narrow, widened, reads, single, copies = False, False, [], dict[str, float](), 0
         for access in plan.accesses:
             read, each = self._without_units(access.read) if streamed or not plan.products else access.read, self.bytes_of(access.read.tensor)
@@ -167,6 +167,7 @@ class KernelCount:
             widened = widened or (each > self.itemsize and sum(self.step.get(x, 1) > 1 for x in dims) > 1)
             tile_bytes, held_bytes = (tile_bytes + tile, held_bytes) if access.looped else (tile_bytes, held_bytes + tile)
             single[read.tensor] = tile / each if vector < ASYNC and not aligned else 0.0
+            addresses += single[read.tensor] if sum(self.step.get(x, 1) > 1 for x, _ in read.labels) > 1 else 0.0
             if access.looped:
                 issued += self._registers(access, tile, VECTOR if aligned else vector)
                 apart += tile if vector < ASYNC and not aligned else 0.0
@@ -179,7 +180,7 @@ class KernelCount:
         addressed = SINGLE * sum(single.values())
         if not plan.products and self._sums_down(self._largest_result()) > FITTED:
             addressed += SINGLE_DOWN * (sum(single.values()) + self._stored_singly())
-        held, spilled = self._resident(rows, streamed, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued if plan.products else addressed, live)
+        held, spilled = self._resident(rows, streamed, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued if plan.products else addressed, addresses, live)
         at_once = min(programs, held * self.target.multiprocessors)
         memory = self._memory(reads, programs, at_once)
         stores = self._stores(streamed, programs)
@@ -410,8 +411,11 @@ class KernelCount:
         one = len(last) == 1 or last in self.plan.merged.values()
         return float(math.gcd(math.prod(self.sizes.get(x, 1) for x in last) * each, VECTOR)) if one else float(VECTOR)
 
-    def _resident(self, rows: int, streamed: bool, tile_bytes: float, held_bytes: float, loads: float, live: float) -> tuple[int, float]:
-        """Return (programs that a multiprocessor holds at once, registers asked for over those there are). ``loads``: registers of loads under way."""
+    def _resident(self, rows: int, streamed: bool, tile_bytes: float, held_bytes: float, loads: float, addresses: float, live: float) -> tuple[int, float]:
+        """Return (programs that a multiprocessor holds at once, registers asked for over those there are).
+
+        ``loads``: registers of loads under way; ``addresses``: of elements that lie apart, each of which stays to be read or written again.
+        """
         config, target = self.plan.config, self.target
         threads = target.warp_size * config.warps
         most = self._largest_result()
@@ -431,7 +435,7 @@ class KernelCount:
         held = min(WARPS // config.warps, int(target.registers / (min(taken, 255.0, room) * threads)), BLOCKS)
         if shared:
             held = min(held, int(target.shared_bytes * MULTIPROCESSOR / (shared + 1024)))
-        return max(1, 1 if config.specialized else held), max(1.0, registers / (255 if rows or streamed else SPILLING * room))
+        return max(1, 1 if config.specialized else held), max(1.0, registers / 255 if rows or streamed else (registers + addresses / threads) / (SPILLING * room))
 
     def _largest_result(self) -> float:
         """Return the elements of the largest tile that the kernel computes, at least 1."""
