@@ -39,7 +39,7 @@ from .transforms.arithmetic.exp2_emulation import emulate_exp2
 from .transforms.arithmetic.exp_to_exp2 import rewrite_exp_to_exp2
 from .transforms.arithmetic.guard_elimination import eliminate_guards
 from .transforms.arithmetic.scale_sinking import sink_scales
-from .transforms.dce import without_stores
+from .transforms.dce import cleared, without_stores
 from .transforms.loops.distinct_names import keep_names_apart
 from .transforms.loops.interior_blocks import specialize_interior_blocks
 from .transforms.loops.joined_loops import distribute_loops, join_loops
@@ -200,7 +200,7 @@ def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple
     if not left_out & {"tail_wave", "descriptors"}:  # a tail is for kernels with descriptors
         kernels = add_tail_wave(kernels, program, root, lambda smaller: lower_root(smaller, root))
     tell("tail_wave", kernels)
-    return (*(k for a in program.accumulated if a.host == root and not a.complete for k in _zeroing_kernels(program, a)), *kernels)
+    return (*(k for a in program.accumulated if a.host == root and not a.complete for k in _zeroing_kernels(program, a, raw)), *kernels)
 
 
 def _is_only_added(program: Program, root: str) -> bool:
@@ -226,9 +226,15 @@ def _with_possible_descriptors(kernels: tuple[Kernel, ...], options: KernelOptio
     return tuple(found)
 
 
-def _zeroing_kernels(program: Program, accumulation: Accumulation) -> tuple[Kernel, ...]:
-    """Return the kernel that sets a sum in memory to 0 before the programs of another add to it."""
+def _zeroing_kernels(program: Program, accumulation: Accumulation, adding: Kernel) -> tuple[Kernel, ...]:
+    """Return the kernel that sets a sum in memory to 0 before the programs of another add to it: all of it, or the elements that those of ``adding`` add to."""
     name = free_name(f"{accumulation.func}_zero", program.algorithm)
+    if accumulation.named:
+        options = KernelOptions(program, accumulation.host)
+        kernel = replace(adding, name=name, body=cleared(adding.body, accumulation.func), writes=(accumulation.func,))
+        for run in (order_tile_dims, keep_names_apart):
+            kernel = run(kernel, options)
+        return (replace(with_launch_parameters(kernel, options), evict=(), descriptors=()),)
     return tuple(replace(k, name=name, func=accumulation.host) for k in lower_root(zeroing_program(program, accumulation), accumulation.func))
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...codegen.held_terms import FLOAT8_DEPTH, HELD_BY_WARP, MOST_IMPRECISE
 from ...codegen.powers_of_two import UNITS, binary_parts, last_power_of_two, next_power_of_two, two_tiles
-from .kernel_config import ORDERED
 from .outline import SECTOR, VECTOR, FuncOutline, Product, Read
+from .memory_sum_work import cleared_bytes, revisited_labels
 from .window_work import WindowCount, places_of_windows
 from .work import Stores, Work
 
@@ -228,8 +228,8 @@ class KernelCount:
                 amount *= max(1.0, SECTOR / max(1.0, each * self.elements(self.loaded, last)))
             written += amount
             if func.name in plan.added:
-                again = self.elements(self.extent, func.reduced) if func.picked_labels() else self.times(self._revisited_labels(func), ())
-                added, cleared = added + 4.0 * self.elements(self.extent, func.labels) * again, cleared + self._cleared(func)
+                again = self.elements(self.extent, func.reduced) if func.picked_labels() else self.times(revisited_labels(self.plan, func), ())
+                added, cleared = added + 4.0 * self.elements(self.extent, func.labels) * again, cleared + cleared_bytes(self, func)
                 continue
             parted = func.name in plan.config.parted or any(x in plan.split for x in func.reduced)
             memory += 0.0 if parted else amount * programs
@@ -350,20 +350,6 @@ class KernelCount:
             high = min(warps, max(1.0, left / wide))
             lanes, warps, to[0], to[1] = lanes / wide, warps / high, to[0] * wide, to[1] * high
         return shared[0], shared[1], (apart[0] * apart[1], apart[0], vector if last and last[0] not in func.reduced else 1.0)
-
-    def _revisited_labels(self, func: FuncOutline) -> tuple[str, ...]:
-        """Return the labels whose loops, inside a block, come back to the same elements of a sum in memory."""
-        within = [x for x in func.reduced if x in self.plan.blocks or x in self.plan.root.reduced]
-        return tuple([x for x in within if any(y in self.plan.root.reduced for y in func.labels)])
-
-    def _cleared(self, func: FuncOutline) -> float:
-        """Return the bytes of clearing and converting a sum: one part, or in a fixed order one for each block that adds to the same elements."""
-        whole = 1.0
-        for x in func.labels:
-            for y in (x,) if x in self.sizes else self.plan.known.aliases.get(x, ()):
-                whole *= max(1, self.sizes.get(y, 1))
-        parts = math.prod(self.count.get(x, 1) for x in func.reduced) if self.plan.config.added[func.name] == ORDERED else 1
-        return whole * (8.0 * parts + self.bytes_of(func.name))
 
     def _load(self, read: Read, each: int) -> tuple[float, float, float, float]:
         """Return (bytes that a program loads once, bytes it asks for with masks, bytes of one load of a thread, bytes of one iteration's tile)."""
