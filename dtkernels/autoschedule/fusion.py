@@ -597,4 +597,3 @@ class Fusion:
         if carried and not self.shape.holds_chain(func, root):
             return (root, carried[-1])
         return (root, shared[-1]) if shared else (root, outer[-1]) if is_number_of_few(self.shape, func, root) else None
-

@@ -19,6 +19,15 @@ def revisited_labels(plan: KernelPlan, func: FuncOutline) -> tuple[str, ...]:
     return tuple([x for x in within if any(y in plan.root.reduced for y in func.labels)])
 
 
+def meeting_terms(count: KernelCount) -> float:
+    """Return how many terms are added to one element, of sums over the elements that data picks."""
+    found = 0.0
+    for func, _ in count.plan.members:
+        if func.name in count.plan.added and (picked := func.picked_labels()):
+            found = max(found, math.prod(count.sizes.get(x, 1) for x in func.reduced) / math.prod(max(1, count.sizes.get(x, 1)) for x in picked))
+    return found
+
+
 def cleared_bytes(count: KernelCount, func: FuncOutline) -> float:
     """Return the bytes of clearing and converting a sum: one part, or in a fixed order one for each block that adds to the same elements.
 
