@@ -115,18 +115,19 @@ class _Accumulated:
         picked = {label: place for label, place in places.items() if any(ex.accesses(place))}
         if not picked or self._needed(node) and self.host not in self._needed(node):
             raise self._refuse("named elements are those that data names", str(self.made).rstrip(";"), f"{self.made.name}.accumulate_at({self.host}, {self.label})")
-        over = tuple(x for x in node.labels if any(x in ex.free_labels(place) for place in picked.values()))
+        used = {x for place in picked.values() for x in ex.free_labels(place)}
+        own, over = (tuple(x for x in labels if x in used) for labels in (self.algorithm[self.host].labels, node.labels))
+        of_count = tuple(x for x in self.made.labels if x in picked or x in used)
         count, terms = (free_name(f"{self.made.name}_named{part}", self.algorithm) for part in ("", "_terms"))
         tests = ex.joined("and", (ex.Binary("==", place, ex.Label(label)) for label, place in picked.items()))
-        counted = ex.Reduce("sum", ex.Call("where", (tests, ex.Access(terms, tuple(map(ex.Label, over))), ex.Const(0))), over)
-        read = ex.Binary(">", ex.Access(count, tuple(map(ex.Label, picked))), ex.Const(0))
+        counted = ex.Reduce("sum", ex.Call("where", (tests, ex.Access(terms, tuple(map(ex.Label, own))), ex.Const(0))), over)
+        read = ex.Binary(">", ex.Access(count, tuple(map(ex.Label, of_count))), ex.Const(0))
         made = replace(self.made, expr=self.made.expr.transform(lambda n: ex.Call("where", (read, n, ex.Const(0))) if n == node else n))
         definitions: list[Definition] = []
         for d in self.algorithm.definitions:
-            own = [Definition(terms, over, ex.Const(1.0)), Definition(count, tuple(picked), counted), made]
-            definitions += own if d is self.made else [d]
-        blocks = tuple((x, COUNTED if x == over[-1] else 1) for x in over)
-        said = [*_cut_by(terms, blocks, blocks), AccumulateAt(count, "accumulate_at", (terms, over[-1]))]
+            definitions += [Definition(terms, own, ex.Const(1.0)), Definition(count, of_count, counted), made] if d is self.made else [d]
+        blocks = tuple((x, COUNTED if x == own[-1] else 1) for x in own)
+        said = [*_cut_by(terms, blocks, blocks), AccumulateAt(count, "accumulate_at", (terms, own[-1]))]
         asked = replace(self.asked, args=self.asked.args[:2])
         kept = (p for p in self.schedule.primitives if p is not self.asked)
         schedule = Schedule((*kept, *said, asked))
