@@ -7,7 +7,7 @@ thread loads it once for all windows that it computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from .outline import WINDOW, FuncOutline, Read
@@ -54,17 +54,24 @@ class WindowCount:
     def loads(self, read: Read) -> float:
         """Return how often a thread loads an element of ``read``, on the average, for the windows of its own elements."""
         found = 1.0
-        for at, places in self._places(read.tensor):
-            found *= self.count.filled.get(places, 1.0) * self._share(at, places) if any(at == x for x, _ in read.labels) else 1.0
+        for at, places, again in self._windows(read):
+            found *= self.count.filled.get(again, 1.0) * self._share(at, places)
         return found
 
     def reach(self, read: Read) -> float:
-        """Return the elements that a program's windows reach over those of its block."""
+        """Return the elements that a program's windows reach over those that ``read`` counts by one label."""
         found = 1.0
-        for at, places in self._places(read.tensor):
-            own = self.count.extent.get(at, 1.0)
-            found *= (own + self.count.filled.get(places, 1.0) - 1) / own
+        for at, places, again in self._windows(read):
+            own = self.count.extent.get(at if again == places else places, 1.0)
+            found *= (own + self.count.extent.get(again, 1.0) - 1) / own
         return found
+
+    def _windows(self, read: Read) -> Iterator[tuple[str, str, str]]:
+        """Yield the two labels of each window of ``read``, and the one of them that its labels leave out."""
+        labels = {x for x, _ in read.labels}
+        for at, places in self._places(read.tensor):
+            if {at, places} & labels:
+                yield at, places, places if at in labels else at
 
     def evaluations(self, func: FuncOutline) -> float:
         """Return how often an element of ``func`` is computed for windows; below 1 where terms of a sum are shared."""
