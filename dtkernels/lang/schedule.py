@@ -65,7 +65,8 @@ PRIMITIVES = {
     "persistent": "", "ping_pong": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
     "specialize": "label*", "reorder": "label*", "merge": "name, label, label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor or tensor:label*", "align": "",
-    "two_tiles": "label*", "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size", "accumulate_at": "func, label or func, label, ordered or func, label, named",
+    "two_tiles": "label*", "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size",
+    "accumulate_at": "func, label or func, label, ordered or func, label, named",
 }  # fmt: skip
 ORDERED, NAMED = "ordered", "named"  #: words of accumulate_at
 WRITTEN = ("store", "compile", "compile_to_kernel")  #: primitives that cause a Func to be stored to memory

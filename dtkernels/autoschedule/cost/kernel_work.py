@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...codegen.held_terms import FLOAT8_DEPTH, HELD_BY_WARP, MOST_IMPRECISE
 from ...codegen.powers_of_two import UNITS, binary_parts, last_power_of_two, next_power_of_two, two_tiles
-from .outline import SECTOR, VECTOR, FuncOutline, Product, Read
 from .memory_sum_work import cleared_bytes, meeting_terms, revisited_labels
+from .outline import SECTOR, VECTOR, FuncOutline, Product, Read
 from .window_work import WindowCount, places_of_windows
 from .work import Stores, Work
 
@@ -202,7 +202,8 @@ class KernelCount:
                     summed=plan.sums_operands and len(plan.products) == 1, parted_boxes=self._parts_boxes(),
                     computed=narrow and plan.computes_operands, widened=widened, short_stores=stores.short, stored_strips=stores.short_strips,
                     issued=0.0 if plan.products else self._issued(requests + short, heavy + light, exchanges), passes=passes,
-                    runs=0.0 if plan.products else runs, longest=self.longest, meeting=meeting_terms(self), one_by_one=self._merges_one_by_one(), copies=copies, **self._float32_products())  # fmt: skip
+                    runs=0.0 if plan.products else runs, longest=self.longest, one_by_one=self._merges_one_by_one(), copies=copies,
+                    meeting=meeting_terms(self), **self._float32_products())  # fmt: skip
 
     def _merges_one_by_one(self) -> bool:
         """Return whether a merge takes one part after another: blocks of the result have several labels (split_k_merge.py)."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 from ..ir.nest import (
     Accumulator,
     Assign,
-    Const,
     Axis,
     BlockNumber,
+    Const,
     DescriptorStore,
     Guard,
     Index,

@@ -133,6 +133,8 @@ class _Windows:
             return index
         found = Affine({}, form.constant)
         for t, times in sorted(form.terms.items(), key=lambda term: str(term[0])):
-            known = isinstance(t, Position) and self.first.get(t.axis)
-            found += (Affine({Position(known): 1}, t.axis.offset - known.offset) if known else Affine({t: 1})).scaled(times)
+            one = Affine({t: 1})
+            if isinstance(t, Position) and (first := self.first.get(t.axis)) is not None:
+                one = Affine({Position(first): 1}, t.axis.offset)
+            found += one.scaled(times)
         return found.tile()
