@@ -13,12 +13,13 @@ Only where the order of additions is free, and where data is known to hold integ
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from ..lang import expr as ex
 from ..lang.algorithm import with_operands
 from ..lang.parts.picked_terms import picked_term_names
-from ..lang.schedule import AccumulateAt
+from ..lang.schedule import NAMED, AccumulateAt
 from .accumulated_outputs import accumulated_tiles
 from .memory_limit import share_for_memory
 from .problem import SchedulingProblem, Way
@@ -63,11 +64,16 @@ def problem_of_terms(shape: SchedulingProblem, names: dict[str, str]) -> tuple[S
     return replace(shape, algorithm=whole), replace(shape, algorithm=rest, outputs=outputs)
 
 
-def with_additions(whole: SchedulingProblem, names: dict[str, str], way: Way) -> Way:
-    """Return a way to fuse the kernels without the sums, with the statements that add the terms up inside the innermost loop of the terms' kernel."""
+def with_additions(whole: SchedulingProblem, names: dict[str, str], way: Way, named: bool = False) -> Way:
+    """Return a way to fuse the kernels without the sums, with the statements that add the terms up inside the innermost loop of the terms' kernel.
+
+    ``named``: of sums with more rows than terms, those that no term is added to are neither cleared nor read.
+    """
     fused, tiles = way
     for name, func in names.items():
-        added = AccumulateAt(func, "accumulate_at", (name, whole.algorithm[name].labels[-1]))
+        own, terms = ({*whole.algorithm[f].labels} for f in (func, name))
+        few = named and math.prod(whole.sizes[x] for x in own - terms) > math.prod(whole.sizes[x] for x in terms - own)
+        added = AccumulateAt(func, "accumulate_at", (name, whole.algorithm[name].labels[-1], *([NAMED] if few else [])))
         fused, tiles = (*fused, added), accumulated_tiles(whole, added, tiles)
     return fused, tiles
 

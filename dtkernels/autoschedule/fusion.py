@@ -220,8 +220,9 @@ class Fusion:
             return []
         whole, rest = problem_of_terms(self.shape, names)
         g, h = replace(self, shape=whole), replace(self, shape=rest)
-        ways = [with_additions(whole, names, way) for way in h.by_time(list(h.ways())) if names.keys() <= way[1].keys()]
-        return [(g, way) for way in ways[:1] if g.time(way) < share_of_additions(whole, names) * self.time(usual)]
+        usable = [way for way in h.by_time(list(h.ways())) if names.keys() <= way[1].keys()]
+        best = [min((with_additions(whole, names, way, named) for named in (False, True)), key=g.time) for way in usable[:1]]
+        return [(g, way) for way in best if g.time(way) < share_of_additions(whole, names) * self.time(usual)]
 
     def storing_operands(self, usual: Way | None = None) -> list[tuple[Fusion, Way]]:
         """Return ways that compute operands of products in kernels of their own, if predicted to be well faster than any that is ``usual``, best first."""
@@ -603,4 +604,3 @@ class Fusion:
         if carried and not self.shape.holds_chain(func, root):
             return (root, carried[-1])
         return (root, shared[-1]) if shared else (root, outer[-1]) if is_number_of_few(self.shape, func, root) else None
-

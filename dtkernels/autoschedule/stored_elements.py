@@ -7,31 +7,36 @@ Two gradients that products take, each in a kernel of its own, read the incoming
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
+from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.schedule import Bare, FuseAt, Primitive
 from ..lang.schedule_checks import reduction_labels
 from .problem import WHOLE_SIDE, SchedulingProblem
 from .rules.gemm_row_reduction import reduced_product_labels
+from .rules.reduction import ROW_LIMIT
 
 ROW = 16  #: bytes that rows start at multiples of, for products to load them as they are
 Members = Callable[[str], list[str]]
 
 
-def stored_elements(shape: SchedulingProblem, roots: list[str], members: Members) -> Iterator[tuple[Primitive, Primitive]]:
+def stored_elements(shape: SchedulingProblem, roots: list[str], members: Members) -> Iterator[tuple[Primitive, ...]]:
     """Yield ways to compute one of ``roots``, Funcs with kernels of their own, in the kernel of another, which stores it.
 
-    ``members``: what a kernel computes. A Func whose rows start anywhere stays: its own kernel can lay them out (``align``).
+    ``members``: what a kernel computes. A Func whose rows start anywhere stays: its own kernel can lay them out (``align``). A result goes to the sums of its
+    own rows alone: fused_outputs (output_fusion.py) places it in kernels of other results.
     """
     for func in roots:
-        if func in shape.outputs or not _is_elementwise(shape, members(func)) or shape.row_stride(func) * shape.itemsize % ROW:
+        result = func in shape.outputs
+        if not _is_elementwise(shape, members(func)) or not result and shape.row_stride(func) * shape.itemsize % ROW:
             continue
-        for host in roots:
-            loop = _loop(shape, func, host, members) if host != func else None
+        for host in (h for h in roots if h != func and not (result and h in shape.outputs)):
+            loop = _loop_along(shape, func, host, members) if result else _loop(shape, func, host, members)
             if loop and _read(shape, members(func)) & _read(shape, members(host)) and _runs_before_readers(shape, func, host, members):
-                yield FuseAt(func, "fuse_at", (host, loop)), Bare(func, "store")
+                yield (FuseAt(func, "fuse_at", (host, loop)), *([] if result else [Bare(func, "store")]))
 
 
 def with_stored_outputs(shape: SchedulingProblem, stored: tuple[str, ...]) -> tuple[str, ...]:
@@ -93,6 +98,15 @@ def _loop(shape: SchedulingProblem, func: str, host: str, members: Members) -> s
         return own[-1] if own == outer and own else None
     down = len(reduced) == 1 and members(host) == [host] and not shape.dots(host) and isinstance(shape.algorithm[host].expr, ex.Reduce)
     return reduced[0] if down and own == (*reduced, *outer) else None
+
+
+def _loop_along(shape: SchedulingProblem, func: str, host: str, members: Members) -> str | None:
+    """Return the loop of ``host``, whose kernel makes nothing but sums of whole rows of ``func``, and what these are made of element by element."""
+    own, outer, reduced = shape.algorithm[func].labels, shape.algorithm[host].labels, reduction_labels(shape.algorithm, host)
+    sums = [m for m in members(host) if reduction_labels(shape.algorithm, m)]
+    alike = all(reduction_labels(shape.algorithm, m) == reduced and shape.algorithm[m].labels == outer and not shape.dots(m) for m in sums)
+    held = math.prod(next_power_of_two(shape.sizes[x]) for x in reduced) <= ROW_LIMIT // 2
+    return reduced[-1] if reduced and alike and held and own == (*outer, *reduced) and host not in shape.algorithm.needed_by((func,)) else None
 
 
 def _read(shape: SchedulingProblem, members: list[str]) -> set[str]:

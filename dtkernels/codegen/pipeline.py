@@ -39,7 +39,7 @@ from .transforms.arithmetic.exp2_emulation import emulate_exp2
 from .transforms.arithmetic.exp_to_exp2 import rewrite_exp_to_exp2
 from .transforms.arithmetic.guard_elimination import eliminate_guards
 from .transforms.arithmetic.scale_sinking import sink_scales
-from .transforms.dce import without_stores
+from .transforms.dce import cleared, without_stores
 from .transforms.loops.distinct_names import keep_names_apart
 from .transforms.loops.interior_blocks import specialize_interior_blocks
 from .transforms.loops.joined_loops import distribute_loops, join_loops
@@ -53,6 +53,7 @@ from .transforms.memory.load_masks import sink_masks_into_loads
 from .transforms.memory.offset_hoisting import hoist_offsets
 from .transforms.memory.tensor_descriptors import use_descriptors, use_pointers
 from .transforms.tiles.dot_scheduling import schedule_dots
+from .transforms.tiles.held_windows import hold_windows
 from .transforms.tiles.packed_codes import read_packed_once
 from .transforms.tiles.repeated_elements import repeat_elements
 from .transforms.tiles.step_scales import scale_steps
@@ -77,6 +78,7 @@ NEST_PASSES: tuple[tuple[str, Callable[[Kernel, KernelOptions], Kernel]], ...] =
     ("guard_elimination", eliminate_guards),
     ("cse", eliminate_common_subexpressions),
     ("accumulator_fusion", fuse_accumulators),
+    ("held_windows", hold_windows),
     ("loop_partition", partition_loops),
     ("exp_to_exp2", rewrite_exp_to_exp2),
     ("scale_sinking", sink_scales),
@@ -198,7 +200,7 @@ def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple
     if not left_out & {"tail_wave", "descriptors"}:  # a tail is for kernels with descriptors
         kernels = add_tail_wave(kernels, program, root, lambda smaller: lower_root(smaller, root))
     tell("tail_wave", kernels)
-    return (*(k for a in program.accumulated if a.host == root and not a.complete for k in _zeroing_kernels(program, a)), *kernels)
+    return (*(k for a in program.accumulated if a.host == root and not a.complete for k in _zeroing_kernels(program, a, raw)), *kernels)
 
 
 def _is_only_added(program: Program, root: str) -> bool:
@@ -224,9 +226,15 @@ def _with_possible_descriptors(kernels: tuple[Kernel, ...], options: KernelOptio
     return tuple(found)
 
 
-def _zeroing_kernels(program: Program, accumulation: Accumulation) -> tuple[Kernel, ...]:
-    """Return the kernel that sets a sum in memory to 0 before the programs of another add to it."""
+def _zeroing_kernels(program: Program, accumulation: Accumulation, adding: Kernel) -> tuple[Kernel, ...]:
+    """Return the kernel that sets a sum in memory to 0 before the programs of another add to it: all of it, or the elements that those of ``adding`` add to."""
     name = free_name(f"{accumulation.func}_zero", program.algorithm)
+    if accumulation.named:
+        options = KernelOptions(program, accumulation.host)
+        kernel = replace(adding, name=name, body=cleared(adding.body, accumulation.func), writes=(accumulation.func,))
+        for run in (order_tile_dims, keep_names_apart):
+            kernel = run(kernel, options)
+        return (replace(with_launch_parameters(kernel, options), evict=(), descriptors=()),)
     return tuple(replace(k, name=name, func=accumulation.host) for k in lower_root(zeroing_program(program, accumulation), accumulation.func))
 
 

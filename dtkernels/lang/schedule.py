@@ -65,9 +65,10 @@ PRIMITIVES = {
     "persistent": "", "ping_pong": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
     "specialize": "label*", "reorder": "label*", "merge": "name, label, label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor or tensor:label*", "align": "",
-    "two_tiles": "label*", "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size", "accumulate_at": "func, label or func, label, ordered",
+    "two_tiles": "label*", "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size",
+    "accumulate_at": "func, label or func, label, ordered or func, label, named",
 }  # fmt: skip
-ORDERED = "ordered"  #: word of accumulate_at
+ORDERED, NAMED = "ordered", "named"  #: words of accumulate_at
 WRITTEN = ("store", "compile", "compile_to_kernel")  #: primitives that cause a Func to be stored to memory
 EVICTION_POLICIES = ("first", "last", "reread")
 #: functions with a form of few instructions that is exact enough for 16-bit results, and products
@@ -230,19 +231,24 @@ class FuseAt(Primitive):
 
 @dataclass(frozen=True)
 class AccumulateAt(FuseAt):
-    """``f.accumulate_at(g, k)``, or in a fixed order ``f.accumulate_at(g, k, ordered)``"""
+    """``f.accumulate_at(g, k)``; in a fixed order ``f.accumulate_at(g, k, ordered)``; where data names few elements ``f.accumulate_at(g, k, named)``"""
 
     count = (2, 3)
 
     @classmethod
     def fits(cls, args: tuple[Argument, ...]) -> bool:
         """Return whether ``args`` are of the form."""
-        return super().fits(args) and args[2:] in ((), (ORDERED,))
+        return super().fits(args) and args[2:] in ((), (ORDERED,), (NAMED,))
 
     @property
     def ordered(self) -> bool:
         """Return whether the order of the additions is fixed."""
-        return len(self.args) > 2
+        return self.args[2:] == (ORDERED,)
+
+    @property
+    def named(self) -> bool:
+        """Return whether only elements that data names are cleared before, and read after."""
+        return self.args[2:] == (NAMED,)
 
 
 @dataclass(frozen=True)
@@ -300,7 +306,7 @@ class IllFormed(Primitive):
 _CLASSES: dict[str, type[Primitive]] = {
     "": Bare, "label:size*": Sizes, "label:size": OneSize, "number": Number, "tensor*": Names, "label*": Names, "tensor or tensor:label*": Stage,
     "name, label, label*": Merge, "label": SpecializeWarps, "func, label": FuseAt,
-    "func, label or func, label, ordered": AccumulateAt,
+    "func, label or func, label, ordered or func, label, named": AccumulateAt,
     "label or label:inner/size*": Map, "tensor:policy*": Evict, "function or function:part/whole*": Approximate,
 }  # fmt: skip
 
@@ -419,6 +425,7 @@ class Accumulation:
     plain: bool = False  #: ``result`` is the sum as it is, and in float32 needs no copy
     blocks: tuple[tuple[str, int], ...] = ()  #: of the kernels that clear and convert
     tiles: tuple[tuple[str, int], ...] = ()
+    named: bool = False  #: only elements that data names are cleared before, by a kernel that goes through the terms too
     complete: bool = False  #: a program has all terms of its elements at once: nothing is added in memory, and ``result`` is stored there
 
 

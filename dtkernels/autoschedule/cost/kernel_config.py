@@ -19,7 +19,7 @@ _SIZED = re.compile(r"(\w+'*)\s*:\s*(\d+)")
 _STATEMENT = re.compile(r"(\w+)\.(\w+)\(([^)]*)\)")
 Sizes = tuple[tuple[str, int], ...]
 Pairs = tuple[tuple[str, str], ...]
-ORDERED, ANY_ORDER = "ordered", "any order"
+ORDERED, ANY_ORDER, NAMED = "ordered", "any order", "named"
 WARPS, STAGES = 4, 3  #: of a kernel without num_warps, num_stages
 
 
@@ -91,13 +91,13 @@ class FusedFunc:
     loop: str
     stored: bool = False
     parted: bool = False  #: each program makes a part of its sums; its own kernel adds them up
-    added: str = ""  #: programs add to its sums in memory: "any order", or "ordered"
+    added: str = ""  #: programs add to its sums in memory: "any order", "ordered", or "named"
     own: Choices | None = None  #: what is stated of it besides
 
     def placed(self) -> str:
         """Return the statement that fuses it."""
         word = "accumulate_at" if self.added else "parts_at" if self.parted else "fuse_at"
-        return f"{self.func}.{word}({self.consumer}, {self.loop}{', ordered' if self.added == 'ordered' else ''});"
+        return f"{self.func}.{word}({self.consumer}, {self.loop}{f', {self.added}' if self.added in (ORDERED, NAMED) else ''});"
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,11 @@ class KernelConfig(Choices):
         """Return into how many a tail cuts a block of the last wave."""
         tail = dict(self.tail)
         return math.prod(max(1, size // tail[label]) for label, size in self.blocks if label in tail)
+
+    @cached_property
+    def single(self) -> dict[str, int]:
+        """Return the labels of the result whose blocks are unrolled, element by element, with the sizes of these blocks."""
+        return {label: size for label, size in self.unrolled if size > 1 and (label, size) in self.blocks and (label, size) in self.tiles}
 
     @cached_property
     def added(self) -> dict[str, str]:
@@ -303,7 +308,7 @@ def read_schedule(schedule: str) -> ScheduleConfig:
     for func, name, inside in _STATEMENT.findall(schedule):
         if name in ("fuse_at", "parts_at", "accumulate_at"):
             host, loop, *order = [part.strip() for part in inside.split(",")]
-            placed[func] = host, loop, name if name != "accumulate_at" else ORDERED if order == [ORDERED] else ANY_ORDER
+            placed[func] = host, loop, name if name != "accumulate_at" else order[0] if order in ([ORDERED], [NAMED]) else ANY_ORDER
         elif name == "store":
             stored.add(func)
         elif name in _FIELDS:
@@ -317,7 +322,7 @@ def read_schedule(schedule: str) -> ScheduleConfig:
         for _ in placed:  # statements may go round in a circle
             root = placed[root][0] if root in placed else root
         besides = said.pop(func, None) if how == "fuse_at" else None
-        added = how if how in (ORDERED, ANY_ORDER) else ""
+        added = how if how in (ORDERED, ANY_ORDER, NAMED) else ""
         choices = Choices(func, **besides) if besides else None
         inner.setdefault(root, []).append(FusedFunc(func, consumer, loop, func in stored, how == "parts_at", added, choices))
     for root in (*inner, *(func for func, _ in compiled if func not in placed)):

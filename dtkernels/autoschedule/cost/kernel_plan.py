@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .kernel_config import KernelConfig, read_schedule
 from .kernel_work import KernelCount
-from .outline import FuncOutline, Index, Known, Product, Read, paired_terms
+from .outline import WINDOW, FuncOutline, Index, Known, Product, Read, paired_terms
+from .window_work import windows_of
 from .work import Work
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class KernelPlan:
         self.chained = len(self.products) > 1 and not self.paired
         self.passes = self._passes()
         self.rescaled = self._rescaled()
-        self.arithmetic = [(*a, len(self.passes[f.name]), paired_terms(f)) for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
+        self.arithmetic = [(*a, len(self.passes[f.name]), paired_terms(f), f) for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
         self.accesses = self._accesses()
         instead = {f.name for f, _ in self.members if known.funcs.get(f.name, f) is not f}
         unread = instead and own.name not in known.outputs and all(f.name in instead for f in known.funcs.values() if any(r.tensor == own.name for r in f.reads))
@@ -62,8 +63,9 @@ class KernelPlan:
         self.scattered = self._scattered(self.blocks)
         self.apart = self._split_apart()
         compared = frozenset(x for f, _ in self.members for x in f.bounded)
-        self.bounded = frozenset(x for x in compared if "<=" not in x)
-        self.ordered = [tuple(x.split("<=")) for x in sorted(compared - self.bounded)]  #: pairs of labels of which only those terms count whose first is not above the second
+        self.bounded = frozenset(x for x in compared if "<=" not in x and WINDOW not in x)
+        self.ordered = [tuple(x.split("<=")) for x in sorted(compared) if "<=" in x]  #: pairs of labels of which only those terms count whose first is not above the second
+        self.windows = windows_of(f for f, _ in self.members)
         self.loops = list(dict.fromkeys([((*f.labels, *nest), self._whole(f)) for f, _ in self.members for nest in _nests(f)]))
         self.results = list(dict.fromkeys([f.labels if f.products else (*f.labels, *f.reduced) for f, _ in self.members if f.products or not self.products]))
 
@@ -149,7 +151,10 @@ class KernelPlan:
     def _arithmetic(self, func: FuncOutline, loop: str) -> tuple[tuple[str, ...], int, int, tuple[str, ...], tuple[str, ...]]:
         """Return (labels, special functions, other arithmetic, loops around, labels run over whole). Products add up by themselves."""
         labels = func.labels if func.products else tuple(dict.fromkeys((*func.labels, *func.reduced)))
-        return labels, func.heavy, func.light + (0 if func.products else len(func.reduced)), self._recompute_loops(func, loop), self._whole(func)
+        light = func.light + (0 if func.products else len(func.reduced))
+        if self.config.single and func.reduced:  # one addition for a term, and places are numbers
+            light = max(1, light - len(func.reduced) + 1 - 2 * sum(WINDOW in x for x in func.bounded))
+        return labels, func.heavy, light, self._recompute_loops(func, loop), self._whole(func)
 
     def _accesses(self) -> tuple[Access, ...]:
         inside, seen, found = {f.name for f, _ in self.members}, set(), []

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...codegen.held_terms import FLOAT8_DEPTH, HELD_BY_WARP, MOST_IMPRECISE
 from ...codegen.powers_of_two import UNITS, binary_parts, last_power_of_two, next_power_of_two, two_tiles
-from .kernel_config import ORDERED
+from .memory_sum_work import cleared_bytes, meeting_terms, revisited_labels
 from .outline import SECTOR, VECTOR, FuncOutline, Product, Read
+from .window_work import WindowCount, places_of_windows
 from .work import Stores, Work
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ FITTED = 2  #: sums of a loop, of those kernels; more down columns take register
 AHEAD = 3.5  #: registers of each copy of 16 bytes that a loop of several products has under way: attention's gradients took 3.4 to 7 for one and two
 SPILLING = 0.8  #: the part of its registers from which on a thread of such a kernel spilled some
 EXCHANGED = 11  #: times as long as its terms: a sum over all pairs of rows whose threads add up several terms of each step (five tiles on an H100)
-PLACES = 300  #: as many operations take the place of an element and its masks: 1.8 to 4.5 us a million elements, of five convolutions on an H100
 WARPS, BLOCKS = 64, 32  #: that a multiprocessor holds
 #: instructions of a thread for each load or store, each operation, and each exchange of values with other threads: what ptxas gave 629 kernels of rows, to 20%
 PER_LOAD, PER_OPERATION, PER_EXCHANGE, ANYWAY = 7.0, 0.7, 2.2, 48.0
@@ -66,6 +66,7 @@ class KernelCount:
         for label, parts_of in plan.merged.items():
             self._share_tile(label, parts_of)
         self.longest = 1.0  #: iterations of the longest program over those of the average one
+        self.windows = WindowCount(self)
         for label in plan.bounded:
             parts = 1 if label in plan.blocks else plan.split.get(label, 1)
             if label in self.filled and self.count.get(label, 1) == parts and sizes.get(label, 1) > 1:
@@ -148,13 +149,13 @@ class KernelCount:
 
     def work(self, live: float) -> Work:
         plan, programs, streamed, sizes = self.plan, math.prod(self.count.values()), self._is_streamed(), self.sizes
-        moved = requests = short = tile_bytes = held_bytes = copied = issued = apart = strips = runs = 0.0
+        moved = requests = short = tile_bytes = held_bytes = copied = issued = apart = strips = runs = addresses = 0.0
         narrow, widened, reads, single, copies = False, False, [], dict[str, float](), 0
         for access in plan.accesses:
             read, each = self._without_units(access.read) if streamed or not plan.products else access.read, self.bytes_of(access.read.tensor)
             amount, asked, vector, tile = self._load(read, each)
             times = self.times(access.around, access.whole) * access.sweeps
-            amount, asked = amount * times, asked * times
+            amount, asked = amount * times * self.windows.reach(read), asked * times * self.windows.loads(read)
             aligned = read.tensor in plan.aligned
             moved += amount * (HALF_SECTORS if plan.products and not streamed and not aligned and self._starts_within_sectors(read, each) else 1)
             if aligned or vector >= VECTOR:
@@ -166,6 +167,7 @@ class KernelCount:
             widened = widened or (each > self.itemsize and sum(self.step.get(x, 1) > 1 for x in dims) > 1)
             tile_bytes, held_bytes = (tile_bytes + tile, held_bytes) if access.looped else (tile_bytes, held_bytes + tile)
             single[read.tensor] = tile / each if vector < ASYNC and not aligned else 0.0
+            addresses += single[read.tensor] if sum(self.step.get(x, 1) > 1 for x, _ in read.labels) > 1 else 0.0
             if access.looped:
                 issued += self._registers(access, tile, VECTOR if aligned else vector)
                 apart += tile if vector < ASYNC and not aligned else 0.0
@@ -178,7 +180,7 @@ class KernelCount:
         addressed = SINGLE * sum(single.values())
         if not plan.products and self._sums_down(self._largest_result()) > FITTED:
             addressed += SINGLE_DOWN * (sum(single.values()) + self._stored_singly())
-        held, spilled = self._resident(rows, streamed, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued if plan.products else addressed, live)
+        held, spilled = self._resident(rows, streamed, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued if plan.products else addressed, addresses, live)
         at_once = min(programs, held * self.target.multiprocessors)
         memory = self._memory(reads, programs, at_once)
         stores = self._stores(streamed, programs)
@@ -188,7 +190,7 @@ class KernelCount:
         for func, _ in plan.members if plan.apart else ():
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if {*plan.split} & {*func.reduced} else 0.0
         heavy, light = self._arithmetic()
-        light += self._places(reads) + (multiplied / 2 / min(self._depth(), MOST_IMPRECISE) if self._promotes() else 0.0)
+        light += places_of_windows(self, reads) + (multiplied / 2 / min(self._depth(), MOST_IMPRECISE) if self._promotes() else 0.0)
         if streamed:
             light, requests = light + (terms := self._multiplied()[0]), requests + terms / (2 * VECTOR / self.itemsize)
         gathered = self._sums_over_threads() if streamed else 0.0 if plan.products else self._summed()
@@ -200,7 +202,8 @@ class KernelCount:
                     summed=plan.sums_operands and len(plan.products) == 1, parted_boxes=self._parts_boxes(),
                     computed=narrow and plan.computes_operands, widened=widened, short_stores=stores.short, stored_strips=stores.short_strips,
                     issued=0.0 if plan.products else self._issued(requests + short, heavy + light, exchanges), passes=passes,
-                    runs=0.0 if plan.products else runs, longest=self.longest, one_by_one=self._merges_one_by_one(), copies=copies, **self._float32_products())  # fmt: skip
+                    runs=0.0 if plan.products else runs, longest=self.longest, one_by_one=self._merges_one_by_one(), copies=copies,
+                    meeting=meeting_terms(self), **self._float32_products())  # fmt: skip
 
     def _merges_one_by_one(self) -> bool:
         """Return whether a merge takes one part after another: blocks of the result have several labels (split_k_merge.py)."""
@@ -226,8 +229,8 @@ class KernelCount:
                 amount *= max(1.0, SECTOR / max(1.0, each * self.elements(self.loaded, last)))
             written += amount
             if func.name in plan.added:
-                again = self.elements(self.extent, func.reduced) if func.picked_labels() else self.times(self._revisited_labels(func), ())
-                added, cleared = added + 4.0 * self.elements(self.extent, func.labels) * again, cleared + self._cleared(func)
+                again = self.elements(self.extent, func.reduced) if func.picked_labels() else self.times(revisited_labels(self.plan, func), ())
+                added, cleared = added + 4.0 * self.elements(self.extent, func.labels) * again, cleared + cleared_bytes(self, func)
                 continue
             parted = func.name in plan.config.parted or any(x in plan.split for x in func.reduced)
             memory += 0.0 if parted else amount * programs
@@ -240,12 +243,6 @@ class KernelCount:
                 short += amount / vector
                 short_strips += amount * programs / min(self._run(last, each), max(1.0, each * self.elements(self.loaded, last)))
         return Stores(written, memory, strips, requests, merged, short, short_strips, added, cleared)
-
-    def _places(self, reads: list[tuple[Access, int, float]]) -> float:
-        """Return the arithmetic on places of the elements that windows read one by one, where a loop goes through taps and other labels as one."""
-        together = {x for name, parts in self.plan.merged.items() if name not in self.plan.blocks for x in parts}
-        apart = [amount / each for access, each, amount in reads if self._slides(access.read) and {*access.read.last} & together]
-        return PLACES * sum(apart)
 
     def _depth(self) -> int:
         """Return the terms of the sum in a step, of the shallowest product."""
@@ -355,20 +352,6 @@ class KernelCount:
             lanes, warps, to[0], to[1] = lanes / wide, warps / high, to[0] * wide, to[1] * high
         return shared[0], shared[1], (apart[0] * apart[1], apart[0], vector if last and last[0] not in func.reduced else 1.0)
 
-    def _revisited_labels(self, func: FuncOutline) -> tuple[str, ...]:
-        """Return the labels whose loops, inside a block, come back to the same elements of a sum in memory."""
-        within = [x for x in func.reduced if x in self.plan.blocks or x in self.plan.root.reduced]
-        return tuple([x for x in within if any(y in self.plan.root.reduced for y in func.labels)])
-
-    def _cleared(self, func: FuncOutline) -> float:
-        """Return the bytes of clearing and converting a sum: one part, or in a fixed order one for each block that adds to the same elements."""
-        whole = 1.0
-        for x in func.labels:
-            for y in (x,) if x in self.sizes else self.plan.known.aliases.get(x, ()):
-                whole *= max(1, self.sizes.get(y, 1))
-        parts = math.prod(self.count.get(x, 1) for x in func.reduced) if self.plan.config.added[func.name] == ORDERED else 1
-        return whole * (8.0 * parts + self.bytes_of(func.name))
-
     def _load(self, read: Read, each: int) -> tuple[float, float, float, float]:
         """Return (bytes that a program loads once, bytes it asks for with masks, bytes of one load of a thread, bytes of one iteration's tile)."""
         amount = asked = tile = float(each)
@@ -386,7 +369,7 @@ class KernelCount:
             return amount, asked * shared, float(each), tile  # ``W[n, k / 2]``: every element by itself, in a product's loop
         if (lines := self._lines(read)) > 1:
             return amount, asked * lines, float(each), tile
-        vector = float(each) if self._slides(read) else max(each, min(self._vector(read.last, each), run))
+        vector = float(each) if self.slides(read) else max(each, min(self._vector(read.last, each), run, self.windows.run_of_thread(each)))
         return amount, asked, vector, tile
 
     def _lines(self, read: Read) -> float:
@@ -397,7 +380,7 @@ class KernelCount:
                 lines *= math.prod(max(1, self.sizes.get(x, 1)) for x in parts[parts.index(read.last[-1]) + 1 :])
         return min(lines, float(self.target.warp_size))
 
-    def _slides(self, read: Read) -> bool:
+    def slides(self, read: Read) -> bool:
         """Return whether rows are read from any element on: ``A[c, x + r]``."""
         return not {*read.last} <= {x for x, _ in read.labels}
 
@@ -415,8 +398,11 @@ class KernelCount:
         one = len(last) == 1 or last in self.plan.merged.values()
         return float(math.gcd(math.prod(self.sizes.get(x, 1) for x in last) * each, VECTOR)) if one else float(VECTOR)
 
-    def _resident(self, rows: int, streamed: bool, tile_bytes: float, held_bytes: float, loads: float, live: float) -> tuple[int, float]:
-        """Return (programs that a multiprocessor holds at once, registers asked for over those there are). ``loads``: registers of loads under way."""
+    def _resident(self, rows: int, streamed: bool, tile_bytes: float, held_bytes: float, loads: float, addresses: float, live: float) -> tuple[int, float]:
+        """Return (programs that a multiprocessor holds at once, registers asked for over those there are).
+
+        ``loads``: registers of loads under way; ``addresses``: of elements that lie apart, each of which stays to be read or written again.
+        """
         config, target = self.plan.config, self.target
         threads = target.warp_size * config.warps
         most = self._largest_result()
@@ -436,7 +422,7 @@ class KernelCount:
         held = min(WARPS // config.warps, int(target.registers / (min(taken, 255.0, room) * threads)), BLOCKS)
         if shared:
             held = min(held, int(target.shared_bytes * MULTIPROCESSOR / (shared + 1024)))
-        return max(1, 1 if config.specialized else held), max(1.0, registers / (255 if rows or streamed else SPILLING * room))
+        return max(1, 1 if config.specialized else held), max(1.0, registers / 255 if rows or streamed else (registers + addresses / threads) / (SPILLING * room))
 
     def _largest_result(self) -> float:
         """Return the elements of the largest tile that the kernel computes, at least 1."""
@@ -545,8 +531,8 @@ class KernelCount:
 
     def _arithmetic(self) -> tuple[float, float]:
         heavy = light = 0.0
-        for labels, special, other, around, whole, passes, paired in self.plan.arithmetic:
-            elements = self.elements(self.filled, labels) * self.times(around, whole) * (passes if passes > 1 and self._is_looped(labels) else 1)
+        for labels, special, other, around, whole, passes, paired, func in self.plan.arithmetic:
+            elements = self.elements(self.filled, labels) * self.times(around, whole) * self.windows.evaluations(func) * (passes if passes > 1 and self._is_looped(labels) else 1)
             elements *= EXCHANGED if any(self.step.get(x, 1) > 1 for x in paired) else 1.0
             heavy, light = heavy + special * elements, light + other * elements
         return heavy, light
@@ -594,6 +580,6 @@ class KernelCount:
         for labels, whole in self.plan.loops:
             own = self.times(whole=whole, around=())
             for x in labels:
-                own *= max(1.0, self.of(self.filled, x) / max(1.0, self.of(self.step, x)))
+                own *= max(1.0, self.of(self.filled, x) / max(1.0, self.of(self.step, x) * self.windows.steps(x)))
             most = max(most, own)
         return most

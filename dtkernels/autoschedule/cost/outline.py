@@ -16,6 +16,7 @@ Index = tuple[tuple[str, int], ...]  #: labels of an access, each with the numbe
 
 
 SECTOR = 32  #: bytes that memory moves at least
+WINDOW = "+"  #: between a tensor, a label of the result and the label of a window: "A+x+r" of ``A[x + r]``
 VECTOR = 16  #: bytes that a thread loads at most at once
 
 #: instructions of functions beside the special one, by their text (codegen/emit/triton/functions.py): a group norm of GELU had 106 for each element
@@ -55,7 +56,7 @@ class FuncOutline(NamedTuple):
     products: tuple[Product, ...]
     heavy: int  #: special functions
     light: int  #: other arithmetic
-    bounded: tuple[str, ...]  #: labels that are compared with one another, as in a causal mask; "l<=m" where the places themselves are
+    bounded: tuple[str, ...]  #: labels that are compared with one another, as in a causal mask; "l<=m" where the places themselves are; "A+x+r" where A is read in windows of r
 
     def picked_labels(self) -> set[str]:
         """Return the labels of the result that no term of its sum has: data says which element a term belongs to."""
@@ -191,6 +192,7 @@ def _func(name: str, labels: tuple[str, ...], expr: ex.Expr) -> FuncOutline:
             products.append(_product(node))
         elif isinstance(node, ex.Access):
             reads[_read(node)] = None
+            bounded |= {WINDOW.join((node.tensor, *pair)) for i in node.index if (pair := _window(i))}
         elif id(node) in once:
             continue
         elif isinstance(node, ex.Call):
@@ -244,6 +246,16 @@ def _is_window(index: ex.Expr) -> bool:
     form = linear_form(index)
     labels = [atom for atom, times in form.items() if isinstance(atom, ex.Label) and times]
     return len(labels) > 1 and len([t for a, t in form.items() if a is not None and t]) == len(labels) and (abs(form[labels[0]]) == 1 or bool(form.get(None, 0)))
+
+
+def _window(index: ex.Expr) -> tuple[str, str] | None:
+    """Return the two labels of ``x + r``, or ``x - r + 1``: neighbours of the result share all but one place of such a window."""
+    from ...lang import expr as ex
+    from ...lang.extents.linear_form import linear_form
+
+    terms = {atom: times for atom, times in linear_form(index).items() if atom is not None and times}
+    labels = [atom.name for atom, times in terms.items() if isinstance(atom, ex.Label) and abs(times) == 1]
+    return (labels[0], labels[1]) if len(labels) == len(terms) == 2 else None
 
 
 def _aliases(algorithm: Algorithm) -> tuple[tuple[str, tuple[str, ...]], ...]:

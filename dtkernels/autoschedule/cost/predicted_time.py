@@ -40,6 +40,7 @@ TRIED = 0.74  #: the time of float32 products on an H100 with Triton 3.6, relati
 DEEP = 32  #: terms in a step of three TF32 products from which on they take no longer
 #: what more than 128 rows, and more than 64 columns, of a tile of such add to their time: tiles of 128 x 64 took 0.84 to 0.96, and 0.89 to 0.99, of it at six sizes on an H100
 LARGER = 0.07, 0.07
+TURN = 0.014  #: microseconds of an addition to an element of memory to which others add too: 8192 each took 117 us, 1182 each 22 (an H200)
 FEW_HELD = 2  #: programs of a multiprocessor, of which registers and shared memory leave no doubt
 ACROSS = 23  #: columns beside which rows that lie across the sum double the time: 2317 us, 1757 along it, by 64 columns of 2048 x 4096 x 8192; 1985 and 1790 by 128
 ACCUMULATORS = 64  #: sums of a thread beside which both parts of operands have registers
@@ -126,6 +127,7 @@ def _time_of(work: Work, config: KernelConfig, c: Rates, target: Target) -> floa
     slower *= 1 + ONE_BY_ONE * (work.spilled - CRAMPED) if work.narrow and work.rows and work.products == 1 and work.spilled > CRAMPED else 1.0
     shared = work.passes * work.programs / (c.passes * min(cores, work.programs))  # other programs of a multiprocessor load meanwhile
     took = c.launch + _overlapped(_overlapped(_overlapped(computing, moving, c.sharp), beginning, c.inner), shared, c.inner) * slower
+    took = max(took, c.launch + TURN * work.meeting)
     if work.merged:
         took += work.merges * c.merge + 2 * work.merged / c.merge_rate + (c.merge_part + c.merge_single * work.one_by_one) * work.parts
     if work.sums:  # a kernel that clears and one that converts

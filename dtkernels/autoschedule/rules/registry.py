@@ -22,6 +22,7 @@ from .candidates.paired_sums import paired_sum_candidates
 from .candidates.split_rows import split_row_candidates
 from .candidates.streamed_gemm import streamed_candidates
 from .candidates.tile_space import tile_candidates, variants
+from .candidates.unrolled_windows import unrolled_window_candidates
 from .candidates.window_products import window_candidates
 from .chain_candidates import chain_candidates
 from .chained_gemm import chain_configs
@@ -85,6 +86,7 @@ RULES = (
     Rule(ROWS, split_row_candidates),
     Rule(ROWS, paired_sum_candidates),
     Rule(ROWS, merged_row_candidates),
+    Rule(ROWS, unrolled_window_candidates),
     Rule(ROWS, tile_candidates, variants),
 )
 PROMISING = 3  #: candidates of which variants are looked at: a first call has no time for all

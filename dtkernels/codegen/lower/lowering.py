@@ -42,7 +42,7 @@ from .memory_sums import add_in_memory, additions, single_elements_past
 from .merged_labels import grouped, parts_of
 from .reduction_terms import MIN_DOT
 from .reductions import Reducer
-from .scans import axis_of, lower_scan, memory_order, position, reversed_labels, scans_of, spans
+from .scans import axis_of, index_axes, lower_scan, memory_order, position, reversed_labels, scans_of, spans
 from .schedule_options import KernelOptions
 from .scope import Scope
 
@@ -491,7 +491,7 @@ class _Lowering:
         if known is not None:
             return known
         home = scope.defining_scope(index)
-        axes = tuple(dict.fromkeys(a for i in index for a in sorted(nest.axes_of(i), key=lambda a: a.name)))
+        axes = tuple(dict.fromkeys(a for i in index for a in index_axes(i)))
         name = scope.fresh(tensor, home if home is not scope else None)
         home.reserve(name)
         home.body.append(Let(name, load, axes))

@@ -14,6 +14,7 @@ from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
 from ..ir import nest
+from ..ir.affine import affine
 from ..ir.nest import Accumulator, Assign, Axis, Op, Position, Size, Start, Step, Tile, TileReduce, TileScan
 from ..ir.value_type import value_type
 from .reduction_terms import broadcast_over, guarded
@@ -62,10 +63,17 @@ def memory_order(index: Sequence[Tile]) -> tuple[Axis, ...]:
     found: dict[Axis, None] = {}
     for i in index:
         axis = axis_of(i)
-        for a in (axis,) if axis is not None else sorted(nest.axes_of(i), key=lambda a: a.name):
+        for a in (axis,) if axis is not None else index_axes(i):
             found.pop(a, None)
             found[a] = None
     return tuple(found)
+
+
+def index_axes(index: Tile) -> tuple[Axis, ...]:
+    """Return the axes that one index varies with, those of long strides first: ``v``, ``j`` of ``(7 * v + j) % n``, as they lie in memory."""
+    form = affine(index.args[0] if isinstance(index, nest.Op) and index.fn == "%" else index)
+    strides = {t.axis: abs(times) for t, times in form.terms.items() if isinstance(t, Position)} if form is not None else {}
+    return tuple(sorted(nest.axes_of(index), key=lambda a: (-strides.get(a, 0), a.name)))
 
 
 def spans(index: Tile, label: str) -> bool:

@@ -68,6 +68,8 @@ class KernelOptions:
     the same, of float8 products     added to float32 every 128 terms            added up in the matrix units: about 14 bits on compute capability 9.0
     ``f.approximate(exp:1/4)``       ``exp2(x)``                                 the same, of every 4 one by multiply-adds: exp2_emulation.py
     ``f.unroll(k:2)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, loop_unroll_factor=2):``
+    ``f.unroll(x:4, k:8)``,          four elements of a block in one tile,       each by itself, and a loop that loads what the windows of all
+    ``x`` in blocks of 4             and all of ``A[x + k]`` for each            share once: held_windows.py
     ``f.evict(A:first)``             ``tl.load(A_ptr + ...)``                    ``tl.load(A_ptr + ..., eviction_policy="evict_first")``
     ``f.evict(A:reread)``            ``tl.load(A_ptr + ...)`` in several loops   ``..., eviction_policy="evict_last")``, in the last one "evict_first"
     ``f.specialize(y)``              ``size_y``, passed at run time              ``size_y: tl.constexpr``, a kernel for each value
@@ -175,6 +177,11 @@ class KernelOptions:
         """Return the labels of which two tiles hold the whole extent."""
         return tuple(dict.fromkeys(label for m in self.members for label in self.schedule.names(m, "two_tiles")))
 
+    def unrolled_elements(self) -> dict[str, int]:
+        """Return the labels of the result whose blocks are unrolled, element by element, with the sizes of these blocks."""
+        blocks, tiles, asked = (self.schedule.sizes(self.root, name) for name in ("block", "tensorize", "unroll"))
+        return {label: size for label, size in asked.items() if size == blocks.get(label) == tiles.get(label)}
+
     def exponentials(self) -> tuple[int, int] | None:
         """Return the share of this kernel's exponentials that polynomials emulate, as (part, whole)."""
         return next((share for m in self.members if (share := self.schedule.share(m))), None)
@@ -215,6 +222,7 @@ class KernelOptions:
             raise split.refuse("no loop that reduces over it", f"a reduction over {split.label} in tiles: tensorize({split.label}:...)")
         if self._block_stages():
             looped |= set(self.schedule.sizes(self.root, "block"))
+        looped |= self.unrolled_elements().keys()
         for p in self._of_loops():
             for label in map(subject, p.args):
                 if label not in looped:

@@ -25,6 +25,14 @@ No program waits for another, so that no order of programs can block. Memory hol
 
 An element may be named by data: ``f[v, d] = rsum(where(t[b] == v, g[b, d], 0), b)`` adds each ``g[b, d]`` to ``f_sum[t[b], d]``, where that is inside.
 
+Where data names few of many elements, ``f.accumulate_at(g, d, named)`` leaves out the others: a kernel that goes through the terms clears the
+elements that they are added to, and the kernel of ``f`` reads those alone, of which a count tells it::
+
+    f_named[v] = rsum(where(t[b] == v, 1, 0), b);         added up in the same way, a number for each row
+    f_sum[t[b], d] = 0;
+    f_sum[t[b], d] += g[b, d];
+    f[v, d] = where(f_named[v] > 0, f_sum[v, d], 0);
+
 Legal is any sum that the loops of ``g`` around the place go through exactly once. A loop that the sum and its terms lack would add them
 again. A label of the sum may be made of two loops, as ``h`` of ``4 * i + j`` in the gradients of grouped heads; see ``_place_of_pairs``.
 """
@@ -42,6 +50,7 @@ from ...lang.schedule_checks import reduction_labels
 from .kernel_partition import funcs_in_kernel
 from .partial_sums import AT_ONCE, free_name
 
+COUNTED = 128  #: terms of a program that counts
 ROWS, COLUMNS = 4, 256  #: block of the kernels that clear and convert, where the schedule states none
 _CUT = ("block", "tensorize", "num_warps", "num_stages")
 _OF_PLAIN_SUMS = (*_CUT, "accumulate_at", "compile", "compile_to_kernel")  #: statements that a Func without a kernel of its own may have
@@ -49,8 +58,8 @@ _OF_PLAIN_SUMS = (*_CUT, "accumulate_at", "compile", "compile_to_kernel")  #: st
 
 def accumulate_sums(program: Program) -> Program:
     """Replace each ``accumulate_at`` in ``program`` by a Func that the other kernel adds to. Raises DTError where the sum does not fit."""
-    for p in [p for p in program.schedule.primitives if isinstance(p, AccumulateAt)]:
-        program = _Accumulated(program, p).program_after()
+    while asked := [p for p in program.schedule.primitives if isinstance(p, AccumulateAt)]:
+        program = _Accumulated(program, asked[0]).program_after()
     return program
 
 
@@ -96,8 +105,37 @@ class _Accumulated:
             return self._computed_there(node, tuple(places.items()))
         if self.asked.ordered:
             self._check_without("split")
+        if self.asked.named:
+            return self._of_named_elements(node, places)
         parts = self._parts(node, places) if self.asked.ordered else ()
         return self._rewritten(node, tuple(places.items()), parts)
+
+    def _of_named_elements(self, node: ex.Reduce | ex.Dot, places: dict[str, ex.Expr]) -> Program:
+        """Return the program in which a count says which elements data names."""
+        picked = {label: place for label, place in places.items() if any(ex.accesses(place))}
+        if not picked or self._needed(node) and self.host not in self._needed(node):
+            raise self._refuse("named elements are those that data names", str(self.made).rstrip(";"), f"{self.made.name}.accumulate_at({self.host}, {self.label})")
+        used = {x for place in picked.values() for x in ex.free_labels(place)}
+        own, over = (tuple(x for x in labels if x in used) for labels in (self.algorithm[self.host].labels, node.labels))
+        of_count = tuple(x for x in self.made.labels if x in picked or x in used)
+        count, terms = (free_name(f"{self.made.name}_named{part}", self.algorithm) for part in ("", "_terms"))
+        tests = ex.joined("and", (ex.Binary("==", place, ex.Label(label)) for label, place in picked.items()))
+        counted = ex.Reduce("sum", ex.Call("where", (tests, ex.Access(terms, tuple(map(ex.Label, own))), ex.Const(0))), over)
+        read = ex.Binary(">", ex.Access(count, tuple(map(ex.Label, of_count))), ex.Const(0))
+        made = replace(self.made, expr=self.made.expr.transform(lambda n: ex.Call("where", (read, n, ex.Const(0))) if n == node else n))
+        definitions: list[Definition] = []
+        for d in self.algorithm.definitions:
+            definitions += [Definition(terms, own, ex.Const(1.0)), Definition(count, of_count, counted), made] if d is self.made else [d]
+        blocks = tuple((x, COUNTED if x == own[-1] else 1) for x in own)
+        said = [*_cut_by(terms, blocks, blocks), AccumulateAt(count, "accumulate_at", (terms, own[-1]))]
+        asked = replace(self.asked, args=self.asked.args[:2])
+        kept = (p for p in self.schedule.primitives if p is not self.asked)
+        schedule = Schedule((*kept, *said, asked))
+        algorithm = self.algorithm.with_definitions(tuple(definitions))
+        algorithm = replace(algorithm, vars=(*algorithm.vars, *(x for x in over if x not in algorithm.vars)), rvars=tuple(x for x in algorithm.rvars if x not in over))
+        program = _Accumulated(replace(self.program, algorithm=algorithm, schedule=schedule), asked).program_after()
+        *others, record = program.accumulated
+        return replace(program, accumulated=(*others, replace(record, named=True)))
 
     # -- what is allowed ----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from ..ir.nest import (
     Assign,
     Axis,
     BlockNumber,
+    Const,
     DescriptorStore,
     Guard,
     Index,
@@ -60,6 +61,19 @@ def _keep(body: tuple[Statement, ...], names: set[str], axes: set[Axis]) -> tupl
         else:
             kept.append(s)
     return tuple(kept)
+
+
+def cleared(body: tuple[Statement, ...], buffer: str) -> tuple[Statement, ...]:
+    """Return the body that sets to 0 what ``body`` stores to a buffer or adds to it, and does nothing else."""
+
+    def one(s: Statement) -> tuple[Statement, ...]:
+        if isinstance(s, Loop):
+            return (replace(s, body=tuple(made for inner in s.body for made in one(inner))),)
+        if isinstance(s, (Store, DescriptorStore)):
+            return (replace(s, value=Const(0.0), onto="elsewhere"),) if isinstance(s, Store) and s.buffer == buffer else ()
+        return (s,)
+
+    return eliminate_dead_code(tuple(made for s in body for made in one(s)))
 
 
 def without_stores(body: tuple[Statement, ...], buffer: str) -> tuple[Statement, ...]:

@@ -14,6 +14,7 @@ from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
+from dtkernels.lang.errors import DTError
 from dtkernels.lang.schedule import Program
 from dtkernels.runtime.bind.operator import Operator
 from dtkernels.runtime.build.source_cache import load_module
@@ -31,6 +32,21 @@ def test_each_term_is_added_to_the_element_that_its_index_names(schedule, dtype)
     got = dtkernels.compile(ROWS + schedule + "f.accumulate_at(f_terms, k);")(X=x, t=t, A=a)
     truth = torch.zeros(11, 19, dtype=torch.float64).index_add_(0, t.long(), 2 * x.double())
     torch.testing.assert_close(got.double(), truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", ["f_terms.block(b:8, k:16); f_terms.tensorize(b:8, k:16); ", "f_terms.block(b:4); f_terms.tensorize(b:4, k:0); f.block(v:4); f.tensorize(v:4, k:0); "])
+def test_rows_that_no_index_names_are_neither_cleared_nor_read(schedule, monkeypatch):
+    monkeypatch.setattr(torch, "empty", lambda *shape, **more: torch.full(*shape, float("nan"), **more))  # what is read of memory that nothing wrote shows
+    x, a, t = torch.randn(9, 19), torch.zeros(40, 1), torch.tensor([3, 39, 3, 0, -1, 40, 7, 3, 39])
+    got = dtkernels.compile(ROWS + schedule + "f.accumulate_at(f_terms, k, named);")(X=x, t=t, A=a)
+    inside = (t >= 0) & (t < 40)
+    truth = torch.zeros(40, 19, dtype=torch.float64).index_add_(0, t[inside], 2 * x[inside].double())
+    torch.testing.assert_close(got.double(), truth, rtol=1e-5, atol=1e-5)
+
+
+def test_named_rows_are_those_that_data_names():
+    with pytest.raises(DTError, match="named elements are those that data names"):
+        dtkernels.compile("Func g, f; In X, Y; Var x; RVar y; g[y] = rsum(X[x, y], x); f[x] = rsum(X[x, y] * Y[y], y); f.block(x:4); f.tensorize(x:4, y:0); g.tensorize(x:0); g.accumulate_at(f, x, named); f.compile(); g.compile();")
 
 
 def test_indices_outside_are_left_out():

@@ -40,6 +40,7 @@ STATEMENTS = {
     "f.fuse_at(g, k);": FuseAt("f", "fuse_at", ("g", "k")),
     "f.accumulate_at(g, k);": AccumulateAt("f", "accumulate_at", ("g", "k")),
     "f.accumulate_at(g, k, ordered);": AccumulateAt("f", "accumulate_at", ("g", "k", "ordered")),
+    "f.accumulate_at(g, k, named);": AccumulateAt("f", "accumulate_at", ("g", "k", "named")),
     "f.accumulate_at(g, k, sorted);": IllFormed("f", "accumulate_at", ("g", "k", "sorted")),
     "f.map(x:x1/8, y, x1);": Map("f", "map", (Grouped("x", "x1", 8), "y", "x1")),
     "f.two_tiles(d, n);": Names("f", "two_tiles", ("d", "n")),

@@ -71,7 +71,7 @@ def _rows_by_two_tiles(shape: SchedulingProblem, root: str, members: list[str], 
 
 def variants(shape: SchedulingProblem, root: str, members: list[str], made: KernelConfig) -> Iterator[KernelConfig]:
     """Yield schedules of the same tiles by other numbers of warps and parts, and with loops that load ahead."""
-    if made.merged or paired_terms(shape.known.funcs[root]):  # the latter have tiles of few useful shapes
+    if made.merged or made.single or paired_terms(shape.known.funcs[root]):  # the latter have tiles of few useful shapes
         return
     few, most = _is_short(shape, root), thread_elements(shape, root, loaded_accesses(shape, root, members))
     for split in _splits(shape, root, made):

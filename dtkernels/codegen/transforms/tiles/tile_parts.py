@@ -88,9 +88,9 @@ def cut_tiles_into_parts(kernel: Kernel, options: KernelOptions) -> Kernel:
         sizes = (1,) * axis.tile if _is_few_rows(body, axis) else binary_parts(axis.tile)
         if len(sizes) > 1:
             _check(kernel, axis, sizes, options)
-            body = _Cut(body, axis, kernel, named).into(sizes)
+            body = AxisCut(body, axis, kernel, named).into(sizes)
     for axis in _of_two_tiles(body, options):
-        body = _Cut(body, axis, kernel, {}).in_two()
+        body = AxisCut(body, axis, kernel, {}).in_two()
     return replace(kernel, body=body)
 
 
@@ -121,7 +121,7 @@ def _check(kernel: Kernel, axis: Axis, sizes: tuple[int, ...], options: KernelOp
                       allowed=f"{axis.label}:{-(-axis.tile // MIN_DOT) * MIN_DOT}", at=at)  # fmt: skip
 
 
-class _Cut:
+class AxisCut:
     """Replaces one axis of a body by its parts. ``named``: names of parts by label, name and offset.
 
     A label has another axis in a loop that never passes its extent. What both loops add up has the same names in them.
