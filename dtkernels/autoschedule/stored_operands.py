@@ -115,7 +115,7 @@ def computed_operand_slowdown(shape: SchedulingProblem, funcs: Iterable[str] | N
 
     ``funcs``: of a single kernel.
     """
-    dots = (dot for f in funcs or shape.algorithm.funcs for dot in shape.dots(f) if any(shape.sizes[k] > WHOLE_SIDE for k in dot.labels))
+    dots = (dot for f in funcs or shape.algorithm.funcs for dot in shape.dots(f) if math.prod(shape.sizes[k] for k in dot.labels) > WHOLE_SIDE)
     if funcs is None and (sides := sum(_is_paired(shape, e) for e in operand_names(shape.algorithm).values())):
         return ACROSS**sides
     long = (dot for dot in dots if min(_longest(shape, dot, side) for side in (dot.left, dot.right)) > WHOLE_SIDE)
