@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from ..codegen.analysis.product_types import cast_bytes
 from ..codegen.powers_of_two import next_power_of_two
+from ..codegen.prelower.kernel_partition import kernel_roots
 from ..lang import expr as ex
-from ..lang.schedule import FuseAt, Primitive, Schedule
+from ..lang.errors import DTError
+from ..lang.schedule import Bare, FuseAt, Fused, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .cost.kernel_config import KernelConfig
 from .problem import WHOLE_SIDE, SchedulingProblem
 from .rules.candidates.two_tiles import fits_two_tiles, tiled_extent
+from .rules.gemm_row_reduction import reduced_product_labels
 from .rules.reduction import ROW_LIMIT
 from .rules.row_column_reduction import row_column_tiles
 
@@ -212,3 +216,43 @@ def stores_redundantly(shape: SchedulingProblem, fused: tuple[Primitive, ...], t
             if times > 1 and times * shape.elements(func) > shape.elements(root):
                 return True
     return False
+
+
+def read_outputs(shape: SchedulingProblem, fused: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
+    """Return ``fused`` with outputs that further kernels read from memory: without ``store`` each of these computes them again.
+
+    The gradients of statistics need them as they are: ``m_kept[i]``, the mean of a column, is written by the kernel of the variance, and the
+    kernel of ``X[n, i] - m_kept[i]`` would add up its column for each element.
+    """
+    if 0 in shape.sizes.values():
+        return fused
+    compiled = tuple(Bare(o, "compile") for o in shape.outputs)
+    for o in shape.outputs:
+        places = Schedule(fused).fused()
+        if o in places and Bare(o, "store") not in fused and _is_as_stored(shape, o) and _readers(shape, o, places) - {host(o, places)}:
+            try:
+                kernel_roots(Program(shape.algorithm, Schedule((*fused, Bare(o, "store"), *compiled))))
+            except DTError:  # a kernel that reads it runs before the one that writes it
+                continue
+            fused = (*fused, Bare(o, "store"))
+    return fused
+
+
+def _is_as_stored(shape: SchedulingProblem, output: str) -> bool:
+    """Return whether others may read an output as it is stored: in float32, or a sum of whose rows nothing else is made, with which rounded ones do not agree."""
+    if shape.itemsize >= 4 or cast_bytes(shape.algorithm, output) == 4:
+        return True
+    every = shape.algorithm.needed_by(shape.outputs)
+    return bool(reduction_labels(shape.algorithm, output)) and not any(reduced_product_labels(shape, f, output) for f in every)
+
+
+def _readers(shape: SchedulingProblem, output: str, places: Fused) -> set[str]:
+    """Return the Funcs with kernels of their own that read ``output``, or compute again what reads it."""
+    found: set[str] = set()
+    todo = [output]
+    while todo:
+        read = todo.pop()
+        users = {d.name for d in shape.algorithm.definitions for a in ex.accesses(d.expr) if a.tensor == read}
+        found |= {host(u, places) for u in users}
+        todo += [u for u in users if u in places and u not in shape.outputs and u != output]
+    return found

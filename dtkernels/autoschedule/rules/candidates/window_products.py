@@ -75,7 +75,7 @@ def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -
     if not dots or not shape.has_products_alone(root, members) or shape.itemsize == 1:
         return
     main, dot = main_product(shape, members)
-    reads = [loaded(side) for d in dots for side in (d.left, d.right)]
+    reads = [a for d in dots for side in (d.left, d.right) for a in _read_by(side, alone=len(dots) == 1)]
     own = shape.algorithm[root].labels
     rows, columns = _sides_of_all(shape, root, (dot, *dots))
     if len(dots) > 1 and not (adds_up_products(shape, main, dots) and all(d.labels == dot.labels for d in dots)):
@@ -113,6 +113,12 @@ def _sides_of_all(shape: SchedulingProblem, root: str, dots: tuple[ex.Dot, ...])
         left, right = (right, left) if {*left} & {*columns} or {*right} & {*rows} else (left, right)
         rows, columns = [x for x in rows if x in left], [x for x in columns if x in right]
     return rows, columns
+
+
+def _read_by(side: ex.Expr, alone: bool) -> list[ex.Access | None]:
+    """Return the elements that an operand is made of; None for one that is computed beside which a kernel has no other product: nothing is loaded ahead then."""
+    read = loaded(side)
+    return [read] if read or alone else list(ex.accesses(side))
 
 
 def loaded(side: ex.Expr) -> ex.Access | None:
