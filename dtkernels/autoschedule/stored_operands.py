@@ -35,11 +35,12 @@ MOST = 3  #: operands that are tried one by one
 def stored_operands(shape: SchedulingProblem) -> list[tuple[str, ...]]:
     """Return sets of names of operands to try: all that may be worth it, then each by itself."""
     names = operand_names(shape.algorithm).items()
-    if paired := tuple(name for name, e in names if _is_paired(shape, e)):
-        return [paired]
-    if across := _across_products(shape):
+    paired = tuple(name for name, e in names if _is_paired(shape, e))
+    if not paired and (across := _across_products(shape)):
         return [across]
-    worth = tuple(name for name, e in names if (_is_converted(shape, e) or _is_crossed(shape, e)) and _is_reread(shape, e) and _has_room(shape, e))
+    worth = tuple(name for name, e in names if (_is_converted(shape, e) or _is_crossed(shape, e)) and _is_reread(shape, e) and _has_room(shape, e) and name not in paired)
+    if paired:
+        return [paired, *([(*paired, *worth)] if worth else [])]
     return [worth, *((name,) for name in worth[:MOST] if len(worth) > 1)] if worth else []
 
 

@@ -56,6 +56,7 @@ class Work(NamedTuple):
     passes: float = 0.0  #: of shared memory, over which warps exchange parts of sums: threads that want the same bank take one after another
     longest: float = 1.0  #: iterations of the longest program over those of the average one, as under a causal mask
     copies: int = 0  #: kernels that copy tensors to aligned rows first
+    pairs: bool = False  #: whether it sums over pairs of rows element by element
     one_by_one: bool = False  #: whether a merge takes one part after another, as its blocks have several labels
 
 
