@@ -110,15 +110,16 @@ class Chain:
         return step
 
     def addressed(self) -> int:
-        """Count the tensors read for each score, such as a bias, in rows that start anywhere: each element is loaded by itself.
+        """Count the tensors read for each score, such as biases, in rows that start anywhere, if there are several: each element is loaded by itself.
 
-        Two of 49 columns and the sums of a gradient had 64 x 64 scores spill 1704 bytes of a thread: 384 us on an H200 where 48 were predicted.
+        Two of 49 columns and the sums of a gradient had 64 x 64 scores spill 1704 bytes of a thread: 384 us on an H200 where 48 were predicted. One spills nothing.
         """
         shape, own = self.shape, {*self.rows[-1:]}
         sides = {a.tensor for m in self.members for dot in shape.dots(m) for side in (dot.left, dot.right) for a in ex.accesses(side)}
         every = (a for m in self.members for a in ex.accesses(shape.algorithm[m].expr) if a.tensor not in (*sides, *self.members))
         inner = {x for m in self.members if m != self.root and shape.dots(m) for x in shape.algorithm[m].labels} - {*shape.algorithm[self.root].labels}
-        return len({a.tensor for a in every if own and own <= ex.free_labels(a) and ex.free_labels(a.index[-1:][0] if a.index else a) & inner and not shape.aligned({a.tensor})})
+        found = {a.tensor for a in every if own and own <= ex.free_labels(a) and a.index and ex.free_labels(a.index[-1]) & inner and not shape.aligned({a.tensor})}
+        return len(found) if len(found) > 1 else 0
 
     def widest(self) -> int:
         """Return the elements of the tile that holds the most columns whole."""
