@@ -4,6 +4,7 @@
     python benchmarks/untuned.py --only '^att_.*backward' --seconds 60
     python benchmarks/untuned.py --jobs 14                             compiles on all cores first, which is sooner done
 
+Of a backward the training step is timed too: its forward saves what the backward reads, by kernels that no forward case runs.
 Cold L2, replays of CUDA graphs in rotated order, every result checked against float64. The first size of each program comes
 first, forward and then backward, and further sizes after those: what the seconds allow is measured.
 """
@@ -63,9 +64,8 @@ def checked(call: Call, op) -> dict:
     return found | {"wrong": not ours.allowed(eager, call), "path": ran}
 
 
-def times(call: Call, peers: dict) -> tuple[dict[str, float], dict[str, str]]:
-    """Return (microseconds by implementation, notes on those that failed or could not be captured)."""
-    direction = "backward" if call.wanted else "forward"
+def times(call: Call, peers: dict, direction: str) -> tuple[dict[str, float], dict[str, str]]:
+    """Return (microseconds by implementation, notes on those that failed or could not be captured). ``direction``: as in ``bench.preparation``."""
 
     def prepared(fn):
         return bench.preparation(lambda *t: fn(*t, *call.scalars), call.inputs, call.wanted, direction, call.grads)
@@ -116,16 +116,23 @@ def measure(case: Case) -> dict:
     call = Call.of(name, sizes, DTYPES[dtype], backward, "cuda")
     found = checked(call, peers["dtkernels"])
     torch.cuda.empty_cache()
-    us, notes = times(call, peers)
+    us, notes = times(call, peers, "backward" if backward else "forward")
+    step = times(call, peers, "training")[0] if backward else {}
     flops, size = program.products(sizes) * (program.backward if backward else 1), bytes_moved(call)
     copy = timing.copy_time(size)
     limit = max(copy, flops / timing.product_rate(DTYPES[dtype]) * 1e6) if flops else copy
     found |= notes | {"us": us, "bytes": size, "flops": flops, "copy_us": copy}
     if "dtkernels" not in us:
         return found | {"failed": notes["dtkernels_note"]}
-    ours, rest = us["dtkernels"], [t for who, t in us.items() if who != "dtkernels"]
-    found |= {"fraction": limit / ours, "tflops": flops / ours / 1e6, "tbs": size / ours / 1e6}
-    return found | ({"ratio": min(rest) / ours} if rest else {})
+    ours = us["dtkernels"]
+    found |= {"fraction": limit / ours, "tflops": flops / ours / 1e6, "tbs": size / ours / 1e6} | _ratio("ratio", us)
+    return found | ({"step_us": step} | _ratio("step_ratio", step) if step else {})
+
+
+def _ratio(name: str, us: dict[str, float]) -> dict[str, float]:
+    """Return the time of the fastest other implementation over ours, if both were timed."""
+    rest = [t for who, t in us.items() if who != "dtkernels"]
+    return {name: min(rest) / us["dtkernels"]} if rest and "dtkernels" in us else {}
 
 
 def line(case: Case, found: dict) -> str:
@@ -135,6 +142,7 @@ def line(case: Case, found: dict) -> str:
     peers = " ".join(f"{who} {t:.1f}" for who, t in us.items() if who != "dtkernels")
     rate = f"{found['tflops']:.0f} TF/s" if found["flops"] else f"{found['tbs']:.2f} TB/s"
     said = ["WRONG"] if found["wrong"] else []
+    said += [f"step ours {found['step_us']['dtkernels']:.1f} ratio {found['step_ratio']:.2f}"] if "step_ratio" in found else []
     said += [] if found["path"] == ["gpu"] else [f"path {found['path']}"]
     said += [f"{k}: {v}" for k, v in found.items() if k.endswith("_note")]
     return (f"{title(case):52} ours {us['dtkernels']:8.1f} {peers:42} ratio {found.get('ratio', math.nan):5.2f} of limit {found['fraction']:.2f} {rate:>9}"
@@ -145,10 +153,10 @@ def summary(found: dict[str, dict], asked: int) -> str:
     """Sum up: how many were measured, failed and were wrong; the geometric mean of the best peer's time over ours, and the slowest."""
     failed, wrong = (sum(bool(r.get(k)) for r in found.values()) for k in ("failed", "wrong"))
     said = f"{len(found)} of {asked} cases; failed {failed}, wrong {wrong}"
-    if ratios := {name: r["ratio"] for name, r in found.items() if "ratio" in r}:
-        slowest = ", ".join(f"{name} {ratio:.2f}" for name, ratio in sorted(ratios.items(), key=lambda r: r[1])[:12])
-        mean = math.exp(statistics.fmean(map(math.log, ratios.values())))
-        said += f"\ngeometric mean of best peer / ours: {mean:.2f}; slowest: {slowest}"
+    for what, ratio in (("geometric mean of best peer / ours", "ratio"), ("the same of training steps", "step_ratio")):
+        if ratios := {name: r[ratio] for name, r in found.items() if ratio in r}:
+            slowest = ", ".join(f"{name} {r:.2f}" for name, r in sorted(ratios.items(), key=lambda r: r[1])[:12])
+            said += f"\n{what}: {math.exp(statistics.fmean(map(math.log, ratios.values()))):.2f}; slowest: {slowest}"
     return said
 
 

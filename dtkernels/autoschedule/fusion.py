@@ -28,7 +28,7 @@ from .cost.predicted_time import predicted_time
 from .fit_resources import fit_registers, fit_resources
 from .kept_sums import goes_over_again, with_kept_sums
 from .memory_limit import MUCH_FASTER, limit_beside, pieces_within_limit, share_for_memory
-from .output_fusion import fused_outputs, in_one_launch, in_rows, inputs_at, inputs_below_at, read_elsewhere, stores_redundantly
+from .output_fusion import fused_outputs, in_one_launch, in_rows, inputs_at, inputs_below_at, read_outputs, stores_redundantly
 from .problem import WHOLE_SIDE, SchedulingProblem, Way
 from .rearranged_outputs import RearrangedOutputs
 from .recomputation import (
@@ -113,7 +113,7 @@ class Fusion:
 
     def ways(self) -> Iterator[Way]:
         """Yield ways to fuse, the usual one first, each with the choices for its kernels."""
-        found = list(self.placements())
+        found = [read_outputs(self.shape, fused) for fused in self.placements()]
         self.rescues = () if found.count(self._making_once) > 1 else (self._making_once,)
         for fused in dict.fromkeys(found):
             tiles = {root: self.tiles(root, fused) for root in self.algorithm.needed_by(self.outputs) if root not in {p.func for p in fused if p.name == "fuse_at"}}
@@ -172,7 +172,7 @@ class Fusion:
     @cached_property
     def _making_once(self) -> tuple[Primitive, ...]:
         """The way to fuse that makes no product again: for programs whose other ways do so for single elements; attention's take less time than predicted."""
-        return replace(self, once=True)._fused(streaming=True, within=True)
+        return read_outputs(self.shape, replace(self, once=True)._fused(streaming=True, within=True))
 
     def reads_twice(self, way: Way) -> bool:
         """Return whether the kernel that goes over the most elements reads volumes twice, from memory the second time too, or by too few programs.
@@ -420,7 +420,7 @@ class Fusion:
                 found += [Bare(d.name, "store"), FuseAt(d.name, "fuse_at", (root, common[-1]))]
             elif place:
                 found.append(FuseAt(d.name, "fuse_at", self._share_reduction_pass(d.name, place, found, hosts)))
-        return (*read_elsewhere(self.shape, joined, hosts), *reversed(found), *self._stored_sums({p.func for p in found}))
+        return (*reversed(found), *self._stored_sums({p.func for p in found}))
 
     def _scans_in(self, roots: set[str], found: list[Primitive]) -> bool:
         """Return whether a kernel of ``roots`` is a scan, or has one fused into it."""

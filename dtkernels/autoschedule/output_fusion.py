@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
+from ..codegen.analysis.product_types import cast_bytes
 from ..codegen.powers_of_two import next_power_of_two
+from ..codegen.prelower.kernel_partition import kernel_roots
 from ..lang import expr as ex
-from ..lang.schedule import Bare, FuseAt, Primitive, Schedule
+from ..lang.errors import DTError
+from ..lang.schedule import Bare, FuseAt, Fused, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .cost.kernel_config import KernelConfig
 from .problem import WHOLE_SIDE, SchedulingProblem
 from .rules.candidates.two_tiles import fits_two_tiles, tiled_extent
+from .rules.gemm_row_reduction import reduced_product_labels
 from .rules.reduction import ROW_LIMIT
 from .rules.row_column_reduction import row_column_tiles
 
@@ -53,12 +57,6 @@ def fused_outputs(shape: SchedulingProblem, loads_sum_operands: Callable[[str, s
             if p not in found and o not in found and in_rows(shape, o, p) and (label := _fusion_loop(shape, o, p, loads_sum_operands)):
                 found[o] = (p, label)
     return found
-
-
-def read_elsewhere(shape: SchedulingProblem, joined: Iterable[str], hosts: dict[str, set[str]]) -> tuple[Primitive, ...]:
-    """Return the statements that store those sums among the ``joined`` outputs that kernels besides their own read. Each would go over the whole sum again."""
-    users = {o: [d.name for d in shape.algorithm.definitions if any(a.tensor == o for a in ex.accesses(d.expr))] for o in joined}
-    return tuple(Bare(o, "store") for o in users if reduction_labels(shape.algorithm, o) and set().union(*(hosts.get(u, {u}) for u in users[o])) - hosts[o])
 
 
 def _read_by_later_sums(shape: SchedulingProblem, found: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
@@ -218,3 +216,43 @@ def stores_redundantly(shape: SchedulingProblem, fused: tuple[Primitive, ...], t
             if times > 1 and times * shape.elements(func) > shape.elements(root):
                 return True
     return False
+
+
+def read_outputs(shape: SchedulingProblem, fused: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
+    """Return ``fused`` with outputs that further kernels read from memory: without ``store`` each of these computes them again.
+
+    The gradients of statistics need them as they are: ``m_kept[i]``, the mean of a column, is written by the kernel of the variance, and the
+    kernel of ``X[n, i] - m_kept[i]`` would add up its column for each element.
+    """
+    if 0 in shape.sizes.values():
+        return fused
+    compiled = tuple(Bare(o, "compile") for o in shape.outputs)
+    for o in shape.outputs:
+        places = Schedule(fused).fused()
+        if o in places and Bare(o, "store") not in fused and _is_as_stored(shape, o) and _readers(shape, o, places) - {host(o, places)}:
+            try:
+                kernel_roots(Program(shape.algorithm, Schedule((*fused, Bare(o, "store"), *compiled))))
+            except DTError:  # a kernel that reads it runs before the one that writes it
+                continue
+            fused = (*fused, Bare(o, "store"))
+    return fused
+
+
+def _is_as_stored(shape: SchedulingProblem, output: str) -> bool:
+    """Return whether others may read an output as it is stored: in float32, or a sum of whose rows nothing else is made, with which rounded ones do not agree."""
+    if shape.itemsize >= 4 or cast_bytes(shape.algorithm, output) == 4:
+        return True
+    every = shape.algorithm.needed_by(shape.outputs)
+    return bool(reduction_labels(shape.algorithm, output)) and not any(reduced_product_labels(shape, f, output) for f in every)
+
+
+def _readers(shape: SchedulingProblem, output: str, places: Fused) -> set[str]:
+    """Return the Funcs with kernels of their own that read ``output``, or compute again what reads it."""
+    found: set[str] = set()
+    todo = [output]
+    while todo:
+        read = todo.pop()
+        users = {d.name for d in shape.algorithm.definitions for a in ex.accesses(d.expr) if a.tensor == read}
+        found |= {host(u, places) for u in users}
+        todo += [u for u in users if u in places and u not in shape.outputs and u != output]
+    return found

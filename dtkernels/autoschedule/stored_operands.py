@@ -35,11 +35,12 @@ MOST = 3  #: operands that are tried one by one
 def stored_operands(shape: SchedulingProblem) -> list[tuple[str, ...]]:
     """Return sets of names of operands to try: all that may be worth it, then each by itself."""
     names = operand_names(shape.algorithm).items()
-    if paired := tuple(name for name, e in names if _is_paired(shape, e)):
-        return [paired]
-    if across := _across_products(shape):
+    paired = tuple(name for name, e in names if _is_paired(shape, e))
+    if not paired and (across := _across_products(shape)):
         return [across]
-    worth = tuple(name for name, e in names if (_is_converted(shape, e) or _is_crossed(shape, e)) and _is_reread(shape, e) and _has_room(shape, e))
+    worth = tuple(name for name, e in names if (_is_converted(shape, e) or _is_crossed(shape, e)) and _is_reread(shape, e) and _has_room(shape, e) and name not in paired)
+    if paired:
+        return [paired, *([(*paired, *worth)] if worth else [])]
     return [worth, *((name,) for name in worth[:MOST] if len(worth) > 1)] if worth else []
 
 
@@ -115,7 +116,7 @@ def computed_operand_slowdown(shape: SchedulingProblem, funcs: Iterable[str] | N
 
     ``funcs``: of a single kernel.
     """
-    dots = (dot for f in funcs or shape.algorithm.funcs for dot in shape.dots(f) if any(shape.sizes[k] > WHOLE_SIDE for k in dot.labels))
+    dots = (dot for f in funcs or shape.algorithm.funcs for dot in shape.dots(f) if math.prod(shape.sizes[k] for k in dot.labels) > WHOLE_SIDE)
     if funcs is None and (sides := sum(_is_paired(shape, e) for e in operand_names(shape.algorithm).values())):
         return ACROSS**sides
     long = (dot for dot in dots if min(_longest(shape, dot, side) for side in (dot.left, dot.right)) > WHOLE_SIDE)

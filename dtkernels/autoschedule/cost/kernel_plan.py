@@ -56,6 +56,7 @@ class KernelPlan:
         self.passes = self._passes()
         self.rescaled = self._rescaled()
         self.arithmetic = [(*a, len(self.passes[f.name]), paired_terms(f), f) for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
+        self.pairs = any(paired_terms(f) for f, _ in self.members)
         self.accesses = self._accesses()
         instead = {f.name for f, _ in self.members if known.funcs.get(f.name, f) is not f}
         unread = instead and own.name not in known.outputs and all(f.name in instead for f in known.funcs.values() if any(r.tensor == own.name for r in f.reads))

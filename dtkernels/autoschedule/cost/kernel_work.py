@@ -202,7 +202,7 @@ class KernelCount:
                     summed=plan.sums_operands and len(plan.products) == 1, parted_boxes=self._parts_boxes(),
                     computed=narrow and plan.computes_operands, widened=widened, short_stores=stores.short, stored_strips=stores.short_strips,
                     issued=0.0 if plan.products else self._issued(requests + short, heavy + light, exchanges), passes=passes,
-                    runs=0.0 if plan.products else runs, longest=self.longest, one_by_one=self._merges_one_by_one(), copies=copies,
+                    runs=0.0 if plan.products else runs, longest=self.longest, one_by_one=self._merges_one_by_one(), copies=copies, pairs=plan.pairs,
                     meeting=meeting_terms(self), **self._float32_products())  # fmt: skip
 
     def _merges_one_by_one(self) -> bool:

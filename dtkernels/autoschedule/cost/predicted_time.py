@@ -41,6 +41,9 @@ DEEP = 32  #: terms in a step of three TF32 products from which on they take no 
 #: what more than 128 rows, and more than 64 columns, of a tile of such add to their time: tiles of 128 x 64 took 0.84 to 0.96, and 0.89 to 0.99, of it at six sizes on an H100
 LARGER = 0.07, 0.07
 TURN = 0.014  #: microseconds of an addition to an element of memory to which others add too: 8192 each took 117 us, 1182 each 22 (an H200)
+#: instructions of a warp that sums over pairs, relative to those that wait for one another: its sums do not. 4096 x 4096 distances of 64 terms took 138 us on an H200
+#: where 231 had been predicted, 3000 x 2040 of 30 33 where 43 were; beside a product, by one program of a multiprocessor, 407
+INDEPENDENT = 4.0
 FEW_HELD = 2  #: programs of a multiprocessor, of which registers and shared memory leave no doubt
 ACROSS = 23  #: columns beside which rows that lie across the sum double the time: 2317 us, 1757 along it, by 64 columns of 2048 x 4096 x 8192; 1985 and 1790 by 128
 ACCUMULATORS = 64  #: sums of a thread beside which both parts of operands have registers
@@ -250,11 +253,11 @@ def float32_factor(work: Work, config: KernelConfig) -> float:
 def _load_latency(work: Work, config: KernelConfig, c: Rates) -> float:
     """Return the microseconds that a program takes by itself, waiting for its loads."""
     stages = config.stages if work.rows else max(config.all_of("stages_of").values(), default=1)
-    if work.products and (work.narrow or config.persistent and not work.fetched):
-        stages = 1  # loads wait for one another in registers
+    if work.products and (work.narrow or work.pairs or config.persistent and not work.fetched):
+        stages = 1  # loads wait for one another in registers; those of a sum over pairs are in a loop inside the product's
     ahead = max(1.0, min(stages - 1.0, work.steps))
     found = c.start + c.gather * work.gathered + work.steps * (c.latency / ahead + c.step * max(1, work.products) + c.sync * config.warps)
-    found += _requests(work, c) / (c.warp_rate * config.warps) + work.issued / c.issue
+    found += _requests(work, c) / (c.warp_rate * config.warps) + work.issued / (c.issue * (INDEPENDENT if work.pairs else 1.0))
     if work.rows:  # products of one iteration that follow on one another
         found += work.multiplied / _rate(work, c) * c.alone * (c.few_warps if config.warps < GROUP and work.itemsize < 4 else 1.0)
         found += c.serial * (work.heavy / c.special + work.light / c.plain) / config.warps

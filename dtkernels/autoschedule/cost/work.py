@@ -57,6 +57,7 @@ class Work(NamedTuple):
     longest: float = 1.0  #: iterations of the longest program over those of the average one, as under a causal mask
     copies: int = 0  #: kernels that copy tensors to aligned rows first
     meeting: float = 0.0  #: additions of all programs to one element of a sum in memory, which take turns
+    pairs: bool = False  #: whether it sums over pairs of rows element by element
     one_by_one: bool = False  #: whether a merge takes one part after another, as its blocks have several labels
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...codegen.analysis.resources import MOST_REGISTERS
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
@@ -20,6 +21,8 @@ SMALLEST = 16  #: rows of a tile of the matrix units
 EVEN = 4  #: programs a multiprocessor that a sum under a mask is split into: blocks differ in what the mask leaves of them
 MOST_SHARED = 128  #: rows of a tile, for heads that share keys
 WIDEST_SUM = 128 * 128  #: elements of an accumulator that four warps hold
+#: registers for each element that has an address of its own
+ADDRESSED = 3
 LONG = 8  #: steps of a loop from which on a copy of what it reads in each costs little beside it
 #: bytes of a warp's tile of a chain of vectors, columns from which on it is of one warp, and programs a multiprocessor that the loop's parts make: 32 heads of 30000 keys
 #: of 128 columns took 135 us by one warp (16 keys a step, 64 parts), 208 by two, 149 to 333 by four; 2048 heads of 2000 keys of 64 columns 267 by two warps, 302 by one
@@ -68,6 +71,7 @@ class Chain:
         block: dict[str, int] = {}
         packed = self.packed_groups()
         bm, step, warps, stages = self._measured_tile_sizes(wide, max((tile for _, tile in packed.values()), default=0))
+        step = self._step_with_room(bm, step, warps)
         short = self._rows_underfill_gpu(bm)
         few = short and self.has_narrow_product()
         blocks = {label: bm if label in self.rows[-1:] else CUT_SIDE if label in self.columns else 1 for label in labels if few or label not in self.columns}
@@ -97,6 +101,25 @@ class Chain:
         loads = loose or self._through_descriptors(few) or (self._descriptors_inside(tile) if self.has_narrow_product() else {})
         more = combined(loads, self._rows(tile), self.even_split(block, tile))
         return shape.config(root, block, tile, warps, stages, share=1 if packed else 2, reordered=self._order(walked), order=self.program_order(block, bool(packed)), **more)
+
+    def _step_with_room(self, rows: int, step: int, warps: int) -> int:
+        """Return ``step``, or as many elements of the loop as registers hold the scores of, and of what is loaded for each of them with an address of its own."""
+        each = 2 + ADDRESSED * self.addressed()
+        while step > SMALLEST and each > 2 and rows * step * each > MOST_REGISTERS * self.shape.target.warp_size * warps:
+            step //= 2
+        return step
+
+    def addressed(self) -> int:
+        """Count the tensors read for each score, such as biases, in rows that start anywhere, if there are several: each element is loaded by itself.
+
+        Two of 49 columns and the sums of a gradient had 64 x 64 scores spill 1704 bytes of a thread: 384 us on an H200 where 48 were predicted. One spills nothing.
+        """
+        shape, own = self.shape, {*self.rows[-1:]}
+        sides = {a.tensor for m in self.members for dot in shape.dots(m) for side in (dot.left, dot.right) for a in ex.accesses(side)}
+        every = (a for m in self.members for a in ex.accesses(shape.algorithm[m].expr) if a.tensor not in (*sides, *self.members))
+        inner = {x for m in self.members if m != self.root and shape.dots(m) for x in shape.algorithm[m].labels} - {*shape.algorithm[self.root].labels}
+        found = {a.tensor for a in every if own and own <= ex.free_labels(a) and a.index and ex.free_labels(a.index[-1]) & inner and not shape.aligned({a.tensor})}
+        return len(found) if len(found) > 1 else 0
 
     def widest(self) -> int:
         """Return the elements of the tile that holds the most columns whole."""

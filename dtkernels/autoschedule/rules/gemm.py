@@ -447,7 +447,8 @@ class _Product:
         if not found or not found[0] or not half:
             return [f for f in found if f]
         across = [t for t in half if self.shape.last_label(t) not in self.dot.labels]
-        return [*found, *(combined(found[0], {"staged": tuple(copied)}) for copied in dict.fromkeys((tuple(half), tuple(across))) if copied)]
+        main = [t for t in half if any(t == side.tensor for side in (self.dot.left, self.dot.right) if isinstance(side, ex.Access))]
+        return [*found, *(combined(found[0], {"staged": tuple(copied)}) for copied in dict.fromkeys(map(tuple, (half, across, main))) if copied)]
 
     def _is_alone(self) -> bool:
         """Return whether the kernel computes one product and reads nothing else: a result made from more took twice as long in SHORT_SUM (8192 x 8192 distances, 194 us for 94)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,11 +18,11 @@ MERGED = 16  #: steps of a loop from which on cutting it over programs gains mor
 
 
 def main_product(shape: SchedulingProblem, members: list[str]) -> tuple[str, ex.Dot]:
-    """Return the first Func of a kernel with a product of which no other product is made, and its last product."""
+    """Return the first Func of a kernel with a product of which no other product is made, and the product in it with the most terms, of equal ones the last."""
     products = [m for m in members if shape.dots(m)]
     made = {f for m in products for f in shape.algorithm.needed_by((m,)) if f != m}
     main = next(m for m in products if m not in made)
-    return main, shape.dots(main)[-1]
+    return main, max(reversed(shape.dots(main)), key=lambda dot: math.prod(shape.sizes.get(label, 1) for label in ex.free_labels(dot) | {*dot.labels}))
 
 
 def sides(shape: SchedulingProblem, root: str, dot: ex.Dot) -> tuple[list[str], list[str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...algebra.operand_types import rows_of
+from ...codegen.analysis.product_types import cast_bytes
 from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
 from ..problem import WHOLE_SIDE, SchedulingProblem
@@ -53,7 +54,10 @@ def may_be_persistent(shape: SchedulingProblem, dots: tuple[ex.Dot, ...]) -> boo
 
 
 def tiles_read(shape: SchedulingProblem, members: list[str], side: ex.Expr) -> int:
-    """Count the tiles that shared memory holds for one side of a product: those loaded, and the side itself if it is computed."""
+    """Count the tiles that shared memory holds for one side of a product: those loaded, and the side itself if it is computed. A Func stored in float32 is loaded as such."""
+    if isinstance(side, ex.Cast) and side.dtype == "fp32" and isinstance(side.arg, ex.Access) and side.arg.tensor not in members:
+        stored = side.arg.tensor in shape.algorithm and side.arg.tensor not in (*shape.narrow, *shape.outputs)
+        side = side.arg if stored and cast_bytes(shape.algorithm, side.arg.tensor) in (None, 0, 4) else side
     if isinstance(side, ex.Access) and side.tensor in shape.algorithm and side.tensor in members:
         side = shape.algorithm[side.tensor].expr
     return 1 if rows_of(side) else 1 + sum(1 for _ in ex.accesses(side))

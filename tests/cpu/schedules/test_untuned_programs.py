@@ -58,7 +58,9 @@ def test_the_benchmark_goes_on_after_a_program_that_fails(monkeypatch, tmp_path,
     failed = {title for title, r in found.items() if "failed" in r}
     assert code == 1 and failed == {"mish 33554432 bf16", "mish backward 33554432 bf16"}
     assert "9 of 9 cases; failed 2, wrong 0\ngeometric mean of best peer / ours: 1.00; slowest: " in said
-    assert set(found["att_window backward 16x8192x8192x128x128 bf16"]["us"]) == {"dtkernels", "eager", "compile", "library"}
+    backward = found["att_window backward 16x8192x8192x128x128 bf16"]
+    assert set(backward["us"]) == set(backward["step_us"]) == {"dtkernels", "eager", "compile", "library"} and backward["step_ratio"] == 1
+    assert "\nthe same of training steps: 1.00; slowest: " in said and said.count(" step ours 10.0 ratio 1.00") == 3
     assert (
         found["embed 32000x4x4096x4096 bf16"]["bytes"] == 2 * 9 * 8 + (2 * 2 * 9 * 33 + 9 * 33) * 2
     )  # no more of the table than is picked

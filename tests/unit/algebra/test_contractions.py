@@ -26,4 +26,17 @@ def test_numbers_of_added_products_multiply_an_operand(terms):
     found = prepare_algorithm(parse(text).algorithm, ("f",))
     assert "*" in str(found["a"].expr) and "*" not in str(found["f"].expr)
     kept = prepare_algorithm(parse(text).algorithm, ("f", "a"))
-    assert "*" not in str(kept["a"].expr) and "*" in str(kept["f"].expr)
+    assert "*" not in str(kept["a"].expr) and "*" in str(kept["a_scaled"].expr) and "*" not in str(kept["f"].expr)
+
+
+@pytest.mark.parametrize("weights, summed", [("g[b, c]", True), ("g[b, c] * exp(g[b, c])", True), ("g[b, c] * M[c, o]", False), ("g[b, c] * exp(y[b, c, o])", False)])
+def test_a_weighted_sum_of_products_is_a_product_of_a_weighted_sum(weights, summed):
+    """The gradients of a quadratic form made 4096 x 64 x 256 products so, 2793 us on an H200, and sums of them alone were read."""
+    text = f"Func y, f; In X, M, W, g; Var b, c, o; RVar k; y[b, c, o] = rdot(X[b, k] - M[c, k], W[k, o], k); f[b, o] = rsum({weights} * y[b, c, o], c);"
+    made = prepare_algorithm(parse(text).algorithm, ("f",))
+    assert ("y" not in made.funcs) == summed, str(made)
+
+
+def test_a_product_that_is_read_elsewhere_is_summed_as_it_is():
+    text = "Func y, f; In X, W, g; Var b, c, o; RVar k; y[b, c, o] = rdot(X[b, c, k], W[k, o], k); f[b, o] = rsum(g[b, c] * y[b, c, o], c);"
+    assert "y" in prepare_algorithm(parse(text).algorithm, ("f", "y"))["f"].expr.__str__()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
 from ....lang.extents.linear_form import linear_form
+from ...smart_constructors import factors_of, product
 from ..canonicalize import extracted_func, fresh_name, inline_access
 
 
@@ -23,8 +25,12 @@ def sum_product_operands(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algo
 
     Windows that are averaged, and means of whole images after a convolution, are such sums. A sum of sums and differences is taken term
     by term for that. With labels of both operands left it stays an ``rdot``, in which the sum is a computed operand. A product that anything
-    else reads is made anyway, and so are its sums from it.
+    else reads is made anyway, and so are its sums from it. A weighted sum is one of the weighted operand, if that has all labels of the weights:
+
+    Before: ``y[b, c, o] = rdot(X[b, k] - M[c, k], W[k, o], k);  f[b, o] = rsum(g[b, c] * y[b, c, o], c);``
+    After:  ``f[b, o] = rdot(rsum(g[b, c] * (X[b, k] - M[c, k]), c), W[k, o], k);``
     """
+    algorithm = _with_weighted_operands(algorithm, outputs)
     reads = [a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr)]
     single = frozenset(f for f in algorithm.funcs if f not in outputs and reads.count(f) == 1)
     taken, places = set(algorithm.names), dict[tuple[str, int], str]()
@@ -38,6 +44,41 @@ def sum_product_operands(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algo
     new = tuple((label, tensor, dim) for (tensor, dim), label in places.items())
     changed = replace(algorithm, vars=(*algorithm.vars, *places.values()), extents=(*algorithm.extents, *new))
     return changed.with_definitions(tuple(definitions)).limited_to(outputs)
+
+
+def _with_weighted_operands(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+    """Sum weighted operands in place of weighted products that are read in such sums alone."""
+    reads = Counter(a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr))
+    every = [found for d in algorithm.definitions for node in d.expr.walk() if (found := _weighted(node, algorithm))]
+    summed = Counter(func for func, _ in every)
+    whole = {func for func, count in summed.items() if func not in outputs and reads[func] in (0, count)}
+
+    def change(node: ex.Expr) -> ex.Expr:
+        found = _weighted(node, algorithm)
+        return found[1] if found and found[0] in whole else node
+
+    return algorithm.transform(change).limited_to(outputs) if whole else algorithm
+
+
+def _weighted(node: ex.Expr, algorithm: Algorithm) -> tuple[str, ex.Expr] | None:
+    """Return (the Func that is the product, "" for one without, the product with its weighted operand summed); None for other nodes."""
+    if not (isinstance(node, ex.Reduce) and node.kind == "sum"):
+        return None
+    factors, over = factors_of(node.arg), {*node.labels}
+    for n, factor in enumerate(factors):
+        func = factor.tensor if isinstance(factor, ex.Access) and factor.tensor in algorithm else ""
+        dot = inline_access(factor, algorithm) if func else factor  # type: ignore[arg-type]
+        weights = [*factors[:n], *factors[n + 1 :]]
+        if not isinstance(dot, ex.Dot) or not weights:
+            continue
+        for side, other in ((dot.left, dot.right), (dot.right, dot.left)):
+            own = ex.free_labels(side) - {*dot.labels}
+            if over <= own and not over & ex.free_labels(other) and all(ex.free_labels(w) <= own for w in weights):
+                summed = ex.Reduce("sum", product([*weights, side]), node.labels, pos=node.pos)
+                if own - over - ex.free_labels(other) and ex.free_labels(other) - ex.free_labels(summed) - {*dot.labels}:
+                    return func, replace(dot, left=summed, right=other) if side is dot.left else replace(dot, left=other, right=summed)
+                return func, ex.Reduce("sum", ex.Binary("*", summed, other), dot.labels, pos=node.pos)
+    return None
 
 
 class _OperandSums:
@@ -64,15 +105,15 @@ class _OperandSums:
                 rest = _added(rest, part, sign)
         return total if rest is None else ex.Binary("+", total, self._extracted(ex.Reduce("sum", rest, node.labels), "rest"))  # type: ignore[arg-type, return-value]
 
-    def _of_product(self, product: ex.Dot, labels: tuple[str, ...]) -> ex.Expr:
+    def _of_product(self, dot: ex.Dot, labels: tuple[str, ...]) -> ex.Expr:
         """Return the sum of a product over ``labels``."""
-        apart = _operands_apart(product, labels) or ((), ())
-        left, right = (self._summed(s, over) if over else s for s, over in zip((product.left, product.right), apart))
-        own = [ex.free_labels(side) - set(product.labels) for side in (left, right)]
+        apart = _operands_apart(dot, labels) or ((), ())
+        left, right = (self._summed(s, over) if over else s for s, over in zip((dot.left, dot.right), apart))
+        own = [ex.free_labels(side) - set(dot.labels) for side in (left, right)]
         if own[0] - own[1] and own[1] - own[0]:
-            value: ex.Expr = replace(product, left=left, right=right)
+            value: ex.Expr = replace(dot, left=left, right=right)
         else:  # no two matrices
-            value = ex.Reduce("sum", ex.Binary("*", left, right), product.labels, pos=product.pos)
+            value = ex.Reduce("sum", ex.Binary("*", left, right), dot.labels, pos=dot.pos)
         for label in labels:
             if label not in (*apart[0], *apart[1]):
                 value = ex.Binary("*", value, ex.Len(label))

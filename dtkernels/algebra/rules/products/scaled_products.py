@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 from ....lang import expr as ex
-from ....lang.algorithm import Algorithm
+from ....lang.algorithm import Algorithm, Definition
 from ...smart_constructors import factors_of, product
+from ..canonicalize import fresh_name
 
 
 def scale_operands(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
@@ -16,31 +17,58 @@ def scale_operands(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     Before: ``a[x, r] = rdot(X[x, k], A[r, k], k);  f[x, y] = rdot(X[x, k], W[y, k], k) + c0 * rdot(a[x, r], B[y, r], r);``
     After:  ``a[x, r] = rdot(X[x, k], A[r, k], k) * c0;  f[x, y] = rdot(X[x, k], W[y, k], k) + rdot(a[x, r], B[y, r], r);``
 
-    The product must be the only one that reads the Func: the operand is computed, and rounded after that.
+    Where the product is not the only one that reads the Func, as where it is an output, a copy of it is multiplied. The operand is computed, and rounded after that.
     """
-    read = Counter(a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr))
-    single = {f for f in algorithm.funcs if read[f] == 1 and f not in outputs and not isinstance(algorithm[f].expr, ex.Cast)}
-    factors: dict[str, list[ex.Expr]] = {}
+    return _Scaling(algorithm, outputs).scaled()
 
-    def change(node: ex.Expr) -> ex.Expr:
+
+class _Scaling:
+    """The Funcs that are multiplied, and the copies of others that are."""
+
+    def __init__(self, algorithm: Algorithm, outputs: tuple[str, ...]):
+        read = Counter(a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr))
+        self.algorithm, self.names = algorithm, {*algorithm.names}
+        self.single = {f for f in algorithm.funcs if read[f] == 1 and f not in outputs and not isinstance(algorithm[f].expr, ex.Cast)}
+        self.factors: dict[str, list[ex.Expr]] = {}  #: of Funcs that one product alone reads
+        self.copies: dict[tuple[str, ex.Expr], str] = {}  #: of other Funcs, multiplied by a number
+
+    def scaled(self) -> Algorithm:
+        """Return the algorithm with scaled operands."""
+        found: list[Definition] = []
+        for d in [replace(d, expr=d.expr.transform(self._change)) for d in self.algorithm.definitions]:
+            found.append(replace(d, expr=product([d.expr, *self.factors.get(d.name, ())])))
+            element = ex.Access(d.name, tuple(map(ex.Label, d.labels)))
+            found += [Definition(name, d.labels, product([element, factor]), d.pos) for (func, factor), name in self.copies.items() if func == d.name]
+        return self.algorithm.with_definitions(tuple(found))
+
+    def _change(self, node: ex.Expr) -> ex.Expr:
         terms = ex.operands_of(node, "+") if isinstance(node, ex.Binary) and node.op == "+" else []
-        found = [_scaled(term, single) for term in terms]
-        if sum(isinstance(term, ex.Dot) or scaled is not None for term, scaled in zip(terms, found)) < 2:
+        found = [self._numbers(term) for term in terms]
+        if sum(isinstance(term, ex.Dot) or numbers is not None for term, numbers in zip(terms, found)) < 2:
             return node
-        for scaled in filter(None, found):
-            factors.setdefault(scaled[1], scaled[2])
-        return ex.joined("+", [scaled[0] if scaled else term for term, scaled in zip(terms, found)])
+        return ex.joined("+", [self._product(term, numbers) if numbers else term for term, numbers in zip(terms, found)])
 
-    changed = [replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions]
-    return algorithm.with_definitions(tuple(replace(d, expr=product([d.expr, *factors.get(d.name, ())])) for d in changed))
+    def _numbers(self, term: ex.Expr) -> list[ex.Expr] | None:
+        """Return the numbers that the one product in ``term`` is multiplied by, if an operand of it is a Func; None of another term."""
+        every = factors_of(term)
+        dots = [f for f in every if isinstance(f, ex.Dot)]
+        numbers: list[ex.Expr] = [f for f in every if isinstance(f, (ex.Const, ex.Scalar))]
+        return numbers if len(dots) == 1 and numbers and len(numbers) + 1 == len(every) and self._operands(dots[0]) else None
 
+    def _operands(self, dot: ex.Dot) -> list[ex.Access]:
+        """Return the operands that are elements of Funcs, one that no other product reads first."""
+        made = [s for s in (dot.left, dot.right) if isinstance(s, ex.Access) and s.tensor in self.algorithm]
+        return sorted(made, key=lambda s: s.tensor not in self.single)
 
-def _scaled(term: ex.Expr, funcs: set[str]) -> tuple[ex.Dot, str, list[ex.Expr]] | None:
-    """Return the product in ``term``, one of ``funcs`` that is an operand of it, and the numbers that it is multiplied by; None of another term."""
-    every = factors_of(term)
-    dots = [f for f in every if isinstance(f, ex.Dot)]
-    numbers: list[ex.Expr] = [f for f in every if isinstance(f, (ex.Const, ex.Scalar))]
-    if len(dots) != 1 or not numbers or len(numbers) + 1 != len(every):
-        return None
-    name = next((s.tensor for s in (dots[0].left, dots[0].right) if isinstance(s, ex.Access) and s.tensor in funcs), None)
-    return (dots[0], name, numbers) if name else None
+    def _product(self, term: ex.Expr, numbers: list[ex.Expr]) -> ex.Expr:
+        """Return the product in ``term``, with an operand that is multiplied by ``numbers``."""
+        dot = next(f for f in factors_of(term) if isinstance(f, ex.Dot))
+        operand = self._operands(dot)[0]
+        if operand.tensor in self.single:
+            self.factors.setdefault(operand.tensor, numbers)
+            return dot
+        key = operand.tensor, product(numbers)
+        if key not in self.copies:
+            self.copies[key] = fresh_name(f"{operand.tensor}_scaled", self.names)
+        scaled = replace(operand, tensor=self.copies[key])
+        return replace(dot, left=scaled) if operand is dot.left else replace(dot, right=scaled)

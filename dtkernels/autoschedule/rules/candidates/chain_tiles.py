@@ -15,7 +15,7 @@ from ....codegen.powers_of_two import next_power_of_two
 from ....lang.schedule_checks import reduction_labels
 from ...cost.kernel_config import KernelConfig
 from ...problem import SchedulingProblem, whole_parts
-from ..chained_gemm import SMALLEST, Chain
+from ..chained_gemm import ADDRESSED, SMALLEST, Chain
 from .two_tiles import fits_two_tiles, in_two_tiles, tiled_extent
 
 ROWS, STEPS = (32, 64, 128), (32, 64, 128)  #: of a block, and elements of the loop
@@ -80,7 +80,7 @@ def _by_warps(chain: Chain, made: KernelConfig) -> Iterator[KernelConfig]:
     sums, operands = chain.accumulators(), chain.products() - chain.accumulators()
     idle = shape.programs(dict(made.blocks)) <= shape.target.multiprocessors
     room = {warps: (REGISTERS if idle or warps > 4 else SPILLING) * shape.target.warp_size * warps for warps in (8, 4)}
-    taken = rows * (sums * wide + operands * step)
+    taken = rows * (sums * wide + (operands + ADDRESSED * chain.addressed()) * step)
     for warps in (8, 4) if rows > WARP_GROUP_ROWS or wide > WIDE and taken > room[4] else (4,):  # where four had room, 8 were faster for 64 rows at 1 of 123 kernels on an H100, by 7%
         if taken <= room[warps]:
             for stages in STAGES if tile.get(walked) else (1,):

@@ -33,7 +33,7 @@ from ...problem import SchedulingProblem
 from .. import gemm_candidates
 from ..gemm_candidates import GemmTile
 from ..product_sides import lies_in_tiles, main_product, sides
-from ..sibling_gemms import products
+from ..sibling_gemms import adds_up_products, products
 
 VECTOR = 16  #: bytes of a load
 SHALLOW = 16  #: terms below which a label fills no step of the matrix units
@@ -70,20 +70,22 @@ class TileSide:
 
 
 def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
-    """Yield schedules of a kernel of one product of loaded operands that has several labels on a side, or windows."""
+    """Yield schedules of a kernel of one product of loaded operands that has several labels on a side, or windows, or of a sum of such products over the same labels."""
     dots = products(shape, members)
-    if len(dots) != 1 or not shape.has_products_alone(root, members) or shape.itemsize == 1:
+    if not dots or not shape.has_products_alone(root, members) or shape.itemsize == 1:
         return
     main, dot = main_product(shape, members)
-    reads = [loaded(side) for side in (dot.left, dot.right)]
+    reads = [a for d in dots for side in (d.left, d.right) for a in _read_by(side, alone=len(dots) == 1)]
     own = shape.algorithm[root].labels
-    rows, columns = sides(shape, root, dot)
+    rows, columns = _sides_of_all(shape, root, (dot, *dots))
+    if len(dots) > 1 and not (adds_up_products(shape, main, dots) and all(d.labels == dot.labels for d in dots)):
+        return
     others = any(reduction_labels(shape.algorithm, m) for m in members if m != main)
     picked = any(shape.is_picked(dot, x) for x in dot.labels)
     if None in reads or others or picked or not rows or not columns or {*dot.labels} & {*own}:
         return
     slides = any(slides_over(a) for a in reads if a)
-    if not slides and max(len(rows), len(columns), len(dot.labels)) == 1:
+    if slides and len(dots) > 1 or not slides and max(len(rows), len(columns), len(dot.labels)) == 1:
         return
     if own.index(rows[-1]) > own.index(columns[-1]):  # the columns are what lies contiguous
         rows, columns = columns, rows
@@ -101,6 +103,22 @@ def window_candidates(shape: SchedulingProblem, root: str, members: list[str]) -
             yield from _tiled(shape, root, tiled, dot.labels, copies, slides, taps=taps)
         if not slides and (described := _described(shape, root, found, tiled)):
             yield from _tiled(shape, root, tiled, dot.labels, (), slides, described)
+
+
+def _sides_of_all(shape: SchedulingProblem, root: str, dots: tuple[ex.Dot, ...]) -> tuple[list[str], list[str]]:
+    """Return the labels of the result that are rows of each product, and those that are columns of each."""
+    rows, columns = sides(shape, root, dots[0])
+    for dot in dots[1:]:
+        left, right = sides(shape, root, dot)
+        left, right = (right, left) if {*left} & {*columns} or {*right} & {*rows} else (left, right)
+        rows, columns = [x for x in rows if x in left], [x for x in columns if x in right]
+    return rows, columns
+
+
+def _read_by(side: ex.Expr, alone: bool) -> list[ex.Access | None]:
+    """Return the elements that an operand is made of; None for one that is computed beside which a kernel has no other product: nothing is loaded ahead then."""
+    read = loaded(side)
+    return [read] if read or alone else list(ex.accesses(side))
 
 
 def loaded(side: ex.Expr) -> ex.Access | None:
