@@ -50,7 +50,7 @@ from .rules.sibling_gemms import loads_sum_operands
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
 from .stored_elements import feeds_another_output, is_compared_for_equality, products_of_outputs, stored_elements, with_stored_outputs
-from .stored_operands import computed_operand_slowdown, operand_with_rows, stored_operands, sums_held_rows
+from .stored_operands import computed_operand_slowdown, operand_beside, stored_operands, sums_held_rows
 from .summed_products import SummedProduct, beside, summed_product
 
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
@@ -392,7 +392,7 @@ class Fusion:
             roots = set().union(*(hosts.get(u, {u}) for u in users))
             if d.name in used and (len(roots) != 1 or d.name in roots or not in_rows(self.shape, d.name, *roots)):
                 continue
-            if (operand := operand_with_rows(self.shape, d.name, self.stored)) and roots != {operand}:
+            if (operand := operand_beside(self.shape, d.name, self.stored)) and roots != {operand}:
                 found, hosts[d.name] = [*found, Bare(d.name, "store"), FuseAt(d.name, "fuse_at", (operand, d.labels[-1]))], {operand}
                 continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)

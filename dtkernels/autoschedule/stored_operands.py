@@ -15,6 +15,7 @@ from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
 from ..lang.algorithm import operand_names, paired_sides
 from ..lang.parts.batched_products import batched_product_names, lies_across
+from ..lang.parts.rounded_copies import rounded_copy_names
 from ..lang.schedule_checks import reduction_labels
 from .memory_limit import SHORTEST, memory_limit
 from .problem import WHOLE_SIDE, SchedulingProblem
@@ -40,7 +41,18 @@ def stored_operands(shape: SchedulingProblem) -> list[tuple[str, ...]]:
     if across := _across_products(shape):
         return [across]
     worth = tuple(name for name, e in names if (_is_converted(shape, e) or _is_crossed(shape, e)) and _is_reread(shape, e) and _has_room(shape, e))
-    return [worth, *((name,) for name in worth[:MOST] if len(worth) > 1)] if worth else []
+    rounded = _rounded_copies(shape)
+    return [found for found in dict.fromkeys(((*rounded, *worth), rounded, worth, *((name,) for name in worth[:MOST]))) if found]
+
+
+def _rounded_copies(shape: SchedulingProblem) -> tuple[str, ...]:
+    """Return the copies of Funcs that may be worth storing beside them (lang/parts/rounded_copies.py): products of 16 bits read these many times."""
+    if shape.itemsize != 2:
+        return ()
+    wide = {f for f in shape.algorithm.funcs if f not in shape.outputs and shape.stored_bytes(f) > shape.itemsize}
+    sides = [s for f in shape.algorithm.funcs for dot in shape.dots(f) for s in (dot.left, dot.right) if (rows := rows_of(s)) and rows.tensor in wide]
+    read = {rows.tensor for s in sides if _is_reread(shape, s) and _has_room(shape, s) and (rows := rows_of(s))}
+    return tuple(name for name, func in rounded_copy_names(shape.algorithm).items() if func in read)
 
 
 def _across_products(shape: SchedulingProblem) -> tuple[str, ...]:
@@ -107,7 +119,7 @@ def _products(shape: SchedulingProblem, operand: ex.Expr) -> list[ex.Dot]:
 
 def _is_reread(shape: SchedulingProblem, operand: ex.Expr) -> bool:
     """Return whether a product has a long label that the operand lacks, or goes over windows: several blocks, or taps, read the operand."""
-    return any(_longest(shape, dot, operand) > WHOLE_SIDE or goes_over_windows(shape, dot) for dot in _products(shape, operand))
+    return any(_longest(shape, dot, operand) > WHOLE_SIDE // 2 or goes_over_windows(shape, dot) for dot in _products(shape, operand))
 
 
 def computed_operand_slowdown(shape: SchedulingProblem, funcs: Iterable[str] | None = None) -> float:
@@ -143,12 +155,18 @@ def sums_held_rows(shape: SchedulingProblem, func: str, host: str) -> bool:
     return bool(over) and held and (*own, *over) == shape.algorithm[host].labels and not shape.dots(func)
 
 
-def operand_with_rows(shape: SchedulingProblem, func: str, operands: Iterable[str]) -> str | None:
-    """Return the first of ``operands``, which have kernels of their own, whose kernel can sum rows for ``func`` as well and store the sums: both read the same elements."""
+def operand_beside(shape: SchedulingProblem, func: str, operands: Iterable[str]) -> str | None:
+    """Return the first of ``operands``, which have kernels of their own, whose kernel can compute ``func`` as well and store it.
+
+    It is a copy of ``func``, or ``func`` sums rows and both read the same elements.
+    """
     for operand in sorted({*operands} & {*shape.algorithm.funcs}):
+        e = shape.algorithm[operand].expr
+        if isinstance(e, ex.Access) and e.tensor == func:
+            return operand
         read = [_read_in_rows(shape, f, shape.algorithm[operand].labels) for f in (func, operand)]
         waits = operand in shape.algorithm.needed_by((func,)) or not shape.algorithm[func].labels
-        if not waits and read[0] & read[1] and sums_held_rows(shape, func, operand) and not list(ex.reductions(shape.algorithm[operand].expr)):
+        if not waits and read[0] & read[1] and sums_held_rows(shape, func, operand) and not list(ex.reductions(e)):
             return operand
     return None
 
