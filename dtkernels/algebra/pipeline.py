@@ -49,6 +49,7 @@ from .rules.products.distributed_sums import distribute_differences
 from .rules.products.product_columns import sum_product_operands
 from .rules.products.product_elements import make_picked_elements, sum_rows_first
 from .rules.products.scaled_products import scale_operands
+from .rules.products.sliced_products import multiply_slices_at_once
 from .rules.products.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from .rules.scans import extract_scans
 from .rules.tanh_of_log1p import tanh_of_log1p
@@ -129,6 +130,7 @@ LOWERING_RULES = (
 
 #: the rules that follow where the algorithm is differentiated: sums of products equal the outputs again, with factors outside them
 GRADIENT_RULES = (
+    Rule("multiply_slices_at_once", lambda a, c: multiply_slices_at_once(a), "make one product where definitions take three or more slices of it"),
     Rule("extract_reductions_for_gradient", lambda a, c: extract_reductions_for_gradient(a), "give reductions that derivatives refer to their own Func"),
 )
 
