@@ -118,6 +118,7 @@ LOWERING_RULES = (
     Rule("extract_equal_products", lambda a, c: extract_equal_products(a), "give a product that a definition has more than once its own Func", unscheduled_only=True),
     Rule("merge_equal_products", lambda a, c: merge_equal_products(a, c.outputs), "keep one Func where several are the same product", unscheduled_only=True),
     Rule("scale_operands", lambda a, c: scale_operands(a, c.outputs), "multiply operands by the numbers that added products are multiplied by", unscheduled_only=True),
+    Rule("multiply_slices_at_once", lambda a, c: multiply_slices_at_once(a), "make one product where definitions take three or more slices of it", unscheduled_only=True),
     Rule("make_picked_elements", lambda a, c: make_picked_elements(a, c.outputs), "make the elements that are picked of a product by themselves", unscheduled_only=True),
     Rule("sum_rows_first", lambda a, c: sum_rows_first(a, c.outputs), "sum rows of a product before its columns", unscheduled_only=True),
     Rule("invert_windows", lambda a, c: invert_windows(a, c.outputs), "read an element once for all windows that hold it", unscheduled_only=True),

@@ -18,8 +18,9 @@ from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig
 from .fit_resources import fit_resources
 from .fusion import fusion, stated
-from .rearranged_outputs import RearrangedOutputs
 from .rules.registry import proposals as rule_proposals
+from .stand_ins.rearranged_outputs import RearrangedOutputs
+from .stand_ins.sliced_products import made_where_taken
 
 
 def default_schedule(
@@ -34,6 +35,12 @@ def default_schedule(
     """
     if (found := _in_two(algorithm, outputs, sizes, itemsize, target, in_order)) is not None:
         return found
+    found = _best(algorithm, outputs, sizes, itemsize, target, in_order)
+    return made_where_taken(algorithm, outputs, sizes, itemsize, target, found, lambda a: _best(a, outputs, sizes, itemsize, target, in_order))
+
+
+def _best(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target, in_order: bool) -> Schedule:
+    """Return the schedule of the way to fuse that is predicted to be the fastest, of those that memory and the GPU have room for."""
     f = fusion(algorithm, outputs, sizes, itemsize, target)
     ways = f.by_time(list(f.ways()))
     added = [] if in_order else f.adding_terms(ways[0])

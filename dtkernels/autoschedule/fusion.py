@@ -30,7 +30,6 @@ from .kept_sums import goes_over_again, with_kept_sums
 from .memory_limit import MUCH_FASTER, limit_beside, pieces_within_limit, share_for_memory
 from .output_fusion import fused_outputs, in_one_launch, in_rows, inputs_at, inputs_below_at, stores_redundantly
 from .problem import WHOLE_SIDE, SchedulingProblem, Way
-from .rearranged_outputs import RearrangedOutputs
 from .recomputation import (
     STORED,
     feeds_products,
@@ -49,6 +48,7 @@ from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
+from .stand_ins.rearranged_outputs import RearrangedOutputs
 from .stored_elements import feeds_another_output, is_compared_for_equality, products_of_outputs, stored_elements, with_stored_outputs
 from .stored_operands import computed_operand_slowdown, operand_beside, stored_operands, sums_held_rows
 from .summed_products import SummedProduct, beside, summed_product

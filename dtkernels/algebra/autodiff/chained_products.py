@@ -88,7 +88,7 @@ def multiples(algorithm: Algorithm, d: Definition) -> tuple[tuple[str, int, str]
         slices = {(x, slice_offset(a.index[dim], x)) for a in read for x in ex.free_labels(a.index[dim])}
         offsets = [offset for _, offset in slices if offset is not None]
         if len(offsets) == len(slices) > 1 and len(taken := {x for x, _ in slices}) == 1:
-            found.append((label, max(offsets) + 1, *taken))
+            found.append((label, max(offsets) + 1, taken.pop()))
     return tuple(found)
 
 

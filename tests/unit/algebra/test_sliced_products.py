@@ -1,12 +1,16 @@
-"""Products of which definitions take slices: made once where they are differentiated, and what is saved of them. Without torch."""
+"""Products of which definitions take slices: made once, what is saved of them, and in which kernels. Without torch."""
 
 import pytest
 
 from dtkernels.algebra.autodiff.gradient import gradient, savable_products
 from dtkernels.algebra.autodiff.rematerialization import products_to_save
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
+from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.codegen.pipeline import lower
+from dtkernels.codegen.target import target
 from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
+from dtkernels.lang.schedule import Program
 
 HEAD = "Func {}, y; In X, W, c, V; Var m, n; RVar k;"
 SLICES = ("n + 0", "n + len(n)", "n + 2 * len(n)", "n + 3 * len(n)")
@@ -55,3 +59,19 @@ def test_the_memory_limit_counts_all_slices(monkeypatch):
 def test_what_is_added_in_some_slices_alone_stays():
     text = program(*SLICES[:3]).replace(" + c[n + 2 * len(n)]", "")
     assert str(next(d for d in form(text).definitions if d.name == "f0_slices").expr) == "rdot(X[m, k], W[n_slices, k], k)"
+
+
+def test_slices_that_products_read_as_they_are_stay_apart():
+    """Queries, keys and values are stored each as its readers take it."""
+    text = program(*SLICES[:3], added="", result="rdot(f0[m, l], V[n, l], l) + f1[m, n] * f2[m, n]").replace("RVar k;", "RVar k, l;").replace("tanh(", "(")
+    assert len(products(prepare_algorithm(parse(text).algorithm, ("y",)))) == 4
+    assert len(products(prepare_algorithm(parse(text.replace("(rdot(X", "tanh(rdot(X")).algorithm, ("y",)))) == 2
+
+
+@pytest.mark.parametrize("rows, kernels", [(16, 1), (4096, 2), (4000, 2)])
+def test_slices_are_made_where_they_are_taken_of_few_rows(rows, kernels):
+    algorithm = prepare_algorithm(parse(program(*SLICES)).algorithm, ("y",))
+    sizes = {"m": rows, "n": 1024, "k": 1024, "n_slices": 4096}
+    schedule = default_schedule(algorithm, ("y",), sizes, 2, target("h200"))
+    assert len(lower(Program(algorithm, schedule))) == kernels
+    assert ("f0_slices" in schedule.fused()) == (kernels == 1)

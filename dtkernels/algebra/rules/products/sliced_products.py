@@ -56,7 +56,15 @@ def _groups(algorithm: Algorithm) -> list[list[list[Slice]]]:
         offsets = {s.offset for s in slices}
         if len(offsets) >= LEAST and offsets == {*range(len(offsets))} and len({s.labels for s in slices}) == 1:
             together.setdefault(frozenset((s.site, s.offset) for s in slices), []).append(slices)
-    return [group for group in together.values() if any(isinstance(slices[0].addend, ex.Dot) for slices in group)]
+    groups = [group for group in together.values() if any(isinstance(slices[0].addend, ex.Dot) for slices in group)]
+    operands = {a.tensor for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot) for a in ex.accesses(n)}
+    return [group for group in groups if not any(s.site[0] in operands and algorithm[s.site[0]].expr in _chains(group, s) for s in group[0])]
+
+
+def _chains(group: list[list[Slice]], one: Slice) -> list[ex.Expr]:
+    """Return the sum that a definition is made of if it is a slice and nothing more: products that read it take it as it is, or with the tensor before it."""
+    addends = [s.addend for slices in group for s in slices if s.site == one.site and s.offset == one.offset]
+    return [ex.joined("+", addends), ex.joined("+", addends[::-1])]
 
 
 def _sums(e: ex.Expr) -> Iterator[list[ex.Expr]]:
