@@ -152,13 +152,14 @@ class Fusion:
         """Sort ways to fuse: the usual one first, after any that is predicted to be well faster."""
         if len(ways) < 2 or 0 in self.sizes.values():
             return ways
-        usual, faster, most = self.time(ways[0]), 1.0 if self.reads_twice(ways[0]) else FASTER, max(self.keeps(ways[0]), KEPT)
+        usual, faster = self.time(ways[0]), 1.0 if self.reads_twice(ways[0]) else FASTER
         timed = sorted((self.time(way) + HOST * max(0, len(way[1]) - len(ways[0][1])), i) for i, way in enumerate(ways[1:], 1))
-        ahead = [i for t, i in timed if t < usual * self._share(ways[i], faster, most)]
+        ahead = [i for t, i in timed if t < usual * self.share(ways[i], faster, ways[0])]
         return [ways[i] for i in (*ahead, *(i for i in range(len(ways)) if i not in ahead))]
 
-    def _share(self, way: Way, faster: float, most: int) -> float:
-        """Return the part of the usual way's time below which ``way`` is taken: ``faster`` where it keeps no more than ``most`` bytes."""
+    def share(self, way: Way, faster: float, usual: Way) -> float:
+        """Return the part of the time of ``usual`` below which ``way`` is taken: ``faster`` where it keeps no more bytes, or what the L2 holds."""
+        most = max(self.keeps(usual), KEPT)
         share = faster if (kept := self.keeps(way)) <= most else share_for_memory(self.shape, most, self.keeps(way, long=False), kept)
         return min(share, MUCH_FASTER) if way[0] in self.rescues else share
 
@@ -183,9 +184,9 @@ class Fusion:
 
     def time(self, way: Way) -> float:
         """Return the predicted microseconds of all kernels."""
-        return self._time_of(stated(*way, self.compiled))
+        return self.time_of(stated(*way, self.compiled))
 
-    def _time_of(self, schedule: Schedule) -> float:
+    def time_of(self, schedule: Schedule) -> float:
         return predicted_time(str(schedule), self.shape.known, self.sizes, self.shape.itemsize, self.shape.target)
 
     def sharing_sums(self, usual: Way) -> list[tuple[Fusion, Way]]:
@@ -245,7 +246,7 @@ class Fusion:
         for tried in (*(form + Schedule(more) for more in self._pieces((fused, kernels)) for form in forms), *forms):
             if self.is_legal(tried):
                 fitting = fit_resources(Program(self.algorithm, tried), self.sizes, itemsize, self.shape.target)
-                return self.moved.restored(fit_registers(fitting, self.sizes, itemsize, self.shape.target, self._time_of).schedule)
+                return self.moved.restored(fit_registers(fitting, self.sizes, itemsize, self.shape.target, self.time_of).schedule)
         return None
 
     @cached_property

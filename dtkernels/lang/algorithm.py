@@ -33,6 +33,7 @@ from .expr import (
     is_integer,
 )
 from .extents.formulas import constant_of, expanded
+from .parts.apart_products import apart_product_names, with_apart_product
 from .parts.batched_products import batched_product_names, lies_across, with_batched_product
 from .parts.picked_terms import picked_term_names, with_picked_terms
 from .parts.rounded_copies import rounded_copy_names, with_rounded_copy
@@ -408,7 +409,7 @@ def _has_name(e: Expr) -> bool:
 
 
 def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
-    """Return the algorithm with a Func for each operand, rounded copy, shared sum, batched product and the picked terms among ``names``, before the first Func that reads it."""
+    """Return the algorithm with a Func for each operand, rounded copy, shared sum, product and the picked terms among ``names``, before the first Func that reads it."""
     wanted = {*names} - {*algorithm.funcs}
     sums = shared_sum_names(algorithm) if wanted else {}
     for name in (n for n in sums if n in wanted):
@@ -422,7 +423,8 @@ def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
     for name in (n for n in copies if n in wanted):
         algorithm = with_rounded_copy(algorithm, name, copies[name])
     wanted -= {*copies}
-    products = {name: dot for name, dot in (batched_product_names(algorithm) if wanted else {}).items() if name in wanted}
+    apart = {name: dot for name, dot in (apart_product_names(algorithm) if wanted else {}).items() if name in wanted}
+    products = apart | {name: dot for name, dot in (batched_product_names(algorithm) if wanted else {}).items() if name in wanted}
     wanted -= {*products}
     every = operand_names(algorithm) if wanted else {}
     for name in (n for n in every if n in wanted):
@@ -439,7 +441,7 @@ def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
             operands=algorithm.operands | ({name} if multiplied else set()),
         )
     for name, dot in products.items():
-        algorithm = with_batched_product(algorithm, name, dot)
+        algorithm = (with_apart_product if name in apart else with_batched_product)(algorithm, name, dot)
     return algorithm
 
 

@@ -113,3 +113,13 @@ def test_a_rounded_copy_changes_no_value():
     assert len(made) == 3 and sum("torch.float32" in line for line in made) == 1
     inputs = (A, random(37, 37))
     assert torch.equal(stored(*inputs), dtkernels.compile(text)(*inputs))
+
+
+def test_a_product_stored_by_itself_changes_no_value():
+    """Its operand may be stored too, under the name that it has inside the expression."""
+    text = "Func f; In A, W, R; Var m, n; RVar k; f[m, n] = R[m, n] + where(R[m, n] > 0, rdot(A[m, k] * 2, W[n, k], k), 0); f.block(m:16, n:16); f.tensorize(m:16, n:16{});"
+    inputs = (A, W, random(37, 45))
+    apart = "f_dot.block(m:16, n:16); f_dot.tensorize(m:16, n:16, k:32);"
+    inside = dtkernels.compile(text.format(", k:32"))(*inputs)
+    for more in (apart, apart + LEFT):
+        assert torch.equal(dtkernels.compile(text.format("") + more)(*inputs), inside)
