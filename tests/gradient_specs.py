@@ -132,6 +132,11 @@ SPECS = {
         p[m, n] = rdot(cast(A[m, k], fp32), B[k, n], k);  y[m, n] = p[m, n] * p[m, n];""", lambda A, B: (A @ B) ** 2, {"A": (9, 17), "B": (17, 20)}),
     "packed_glu": Spec("Func y; In A, w; Var x, c; Extent c = w[0]; y[x, c] = A[x, c + 0] * sigmoid(A[x, c + len(c)]) * w[c];",
         lambda A, w: A[:, : len(w)] * torch.sigmoid(A[:, len(w) :]) * w, {"A": (5, 34), "w": (17,)}),
+    "gates_of_one_product": Spec("""Func i, f, o, y; In X, W, c, h; Var m, n; RVar k;
+        i[m, n] = sigmoid(rdot(X[m, k], W[n + len(n), k], k) + h[m, n] + c[n + len(n)]);  f[m, n] = tanh(h[m, n] * rdot(X[m, k], W[n + 0, k], k) + c[n + 0]);
+        o[m, n] = rdot(X[m, k], W[n + 2 * len(n), k], k) * c[n + 2 * len(n)];  y[m, n] = i[m, n] * f[m, n] + o[m, n] * h[m, n];""",
+        lambda X, W, c, h: torch.sigmoid((X @ W.T)[:, 7:14] + h + c[7:14]) * torch.tanh(h * (X @ W.T)[:, :7] + c[:7]) + (X @ W.T)[:, 14:21] * c[14:] * h,
+        {"X": (9, 17), "W": (23, 17), "c": (21,), "h": (9, 7)}),
     "huber": Spec("Func y; In A; SIn d; Var x; y[x] = where(abs(A[x]) <= d, 0.5 * A[x] * A[x], d * (abs(A[x]) - 0.5 * d));",
         lambda A, d: torch.where(A.abs() <= d, 0.5 * A * A, d * (A.abs() - 0.5 * d)), {"A": (40,)}, (("d", 0.7),)),
     "functions": Spec("""Func y; In A, B; Var x;

@@ -50,6 +50,7 @@ from .rules.products.operand_cse import merge_equal_operands
 from .rules.products.product_columns import sum_product_operands
 from .rules.products.product_elements import make_picked_elements, sum_rows_first
 from .rules.products.scaled_products import scale_operands
+from .rules.products.sliced_products import multiply_slices_at_once
 from .rules.products.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from .rules.scans import extract_scans
 from .rules.tanh_of_log1p import tanh_of_log1p
@@ -118,6 +119,7 @@ LOWERING_RULES = (
     Rule("share_products", lambda a, c: share_products(a, c.outputs), "let definitions that contain the same product read it from one Func", unscheduled_only=True),
     Rule("merge_equal_operands", lambda a, c: merge_equal_operands(a), "give a computed operand that several products take its own Func", unscheduled_only=True),
     Rule("scale_operands", lambda a, c: scale_operands(a, c.outputs), "multiply operands by the numbers that added products are multiplied by", unscheduled_only=True),
+    Rule("multiply_slices_at_once", lambda a, c: multiply_slices_at_once(a), "make one product where definitions take three or more slices of it", unscheduled_only=True),
     Rule("make_picked_elements", lambda a, c: make_picked_elements(a, c.outputs), "make the elements that are picked of a product by themselves", unscheduled_only=True),
     Rule("sum_rows_first", lambda a, c: sum_rows_first(a, c.outputs), "sum rows of a product before its columns", unscheduled_only=True),
     Rule("invert_windows", lambda a, c: invert_windows(a, c.outputs), "read an element once for all windows that hold it", unscheduled_only=True),
@@ -130,6 +132,7 @@ LOWERING_RULES = (
 
 #: the rules that follow where the algorithm is differentiated: sums of products equal the outputs again, with factors outside them
 GRADIENT_RULES = (
+    Rule("multiply_slices_at_once", lambda a, c: multiply_slices_at_once(a), "make one product where definitions take three or more slices of it"),
     Rule("extract_reductions_for_gradient", lambda a, c: extract_reductions_for_gradient(a), "give reductions that derivatives refer to their own Func"),
 )
 

@@ -5,7 +5,9 @@ The default schedule is where tuning starts and what runs where nothing was tune
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import chain
 
 from ..codegen.analysis.product_types import InputTypes
 from ..codegen.pipeline import lower
@@ -18,8 +20,11 @@ from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig
 from .fit_resources import fit_resources
 from .fusion import fusion, stated
-from .rearranged_outputs import RearrangedOutputs
 from .rules.registry import proposals as rule_proposals
+from .stand_ins.rearranged_outputs import RearrangedOutputs
+from .stand_ins.sliced_products import made_where_taken
+
+NARROWED = 1.1  #: how much longer than predicted for its tiles a way may take with those that the GPU has room for; else the next ways may be faster
 
 
 def default_schedule(
@@ -34,13 +39,27 @@ def default_schedule(
     """
     if (found := _in_two(algorithm, outputs, sizes, itemsize, target, in_order)) is not None:
         return found
+    found = _best(algorithm, outputs, sizes, itemsize, target, in_order)
+    return made_where_taken(algorithm, outputs, sizes, itemsize, target, found, lambda a: _best(a, outputs, sizes, itemsize, target, in_order))
+
+
+def _best(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target, in_order: bool) -> Schedule:
+    """Return the schedule of the way to fuse that is predicted to be the fastest, of those that memory and the GPU have room for."""
     f = fusion(algorithm, outputs, sizes, itemsize, target)
     ways = f.by_time(list(f.ways()))
     added = [] if in_order else f.adding_terms(ways[0])
-    for g, way in (*added, *f.finishing_sums(ways[0]), *f.sharing_sums(ways[0]), *f.storing_operands(ways[0]), *((f, way) for way in ways)):
-        if (found := g.scheduled(*way, itemsize)) is not None:
-            return found
-    return next(schedules(algorithm, outputs, sizes, itemsize, target))
+    found: list[tuple[float, int, Schedule]] = []
+    usual = [(f, way) for way in ways]
+    faster = (*added, *f.finishing_sums(ways[0]), *f.sharing_sums(ways[0]), *f.storing_operands(ways[0]), *usual[:1])
+    others = (part for tried in (f.storing_operands, lambda: usual[1:]) for part in tried())
+    for g, way in chain(faster, others):
+        if (schedule := g.scheduled(*way, itemsize)) is None:
+            continue
+        taken, share = g.time_of(schedule), g.share(way, 1.0, ways[0]) if found and g is f else 1.0
+        found.append((taken / share if share else math.inf, len(found), schedule))
+        if 0 in sizes.values() or g.moved.left_out or taken <= NARROWED * g.time(way):
+            break
+    return min(found)[-1] if found else next(schedules(algorithm, outputs, sizes, itemsize, target))
 
 
 def _in_two(

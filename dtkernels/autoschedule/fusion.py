@@ -30,7 +30,6 @@ from .kept_sums import goes_over_again, with_kept_sums
 from .memory_limit import MUCH_FASTER, limit_beside, pieces_within_limit, share_for_memory
 from .output_fusion import fused_outputs, in_one_launch, in_rows, inputs_at, inputs_below_at, read_outputs, stores_redundantly
 from .problem import WHOLE_SIDE, SchedulingProblem, Way
-from .rearranged_outputs import RearrangedOutputs
 from .recomputation import (
     STORED,
     feeds_products,
@@ -49,6 +48,7 @@ from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
+from .stand_ins.rearranged_outputs import RearrangedOutputs
 from .stored_elements import (
     feeds_another_output,
     is_compared_across_tiles,
@@ -57,7 +57,7 @@ from .stored_elements import (
     stored_elements,
     with_stored_outputs,
 )
-from .stored_operands import computed_operand_slowdown, operand_with_rows, stored_operands, sums_held_rows
+from .stored_operands import computed_operand_slowdown, operand_beside, stored_operands, sums_held_rows
 from .summed_products import SummedProduct, beside, summed_product
 
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
@@ -159,13 +159,14 @@ class Fusion:
         """Sort ways to fuse: the usual one first, after any that is predicted to be well faster."""
         if len(ways) < 2 or 0 in self.sizes.values():
             return ways
-        usual, faster, most = self.time(ways[0]), 1.0 if self.reads_twice(ways[0]) else FASTER, max(self.keeps(ways[0]), KEPT)
+        usual, faster = self.time(ways[0]), 1.0 if self.reads_twice(ways[0]) else FASTER
         timed = sorted((self.time(way) + HOST * max(0, len(way[1]) - len(ways[0][1])), i) for i, way in enumerate(ways[1:], 1))
-        ahead = [i for t, i in timed if t < usual * self._share(ways[i], faster, most)]
+        ahead = [i for t, i in timed if t < usual * self.share(ways[i], faster, ways[0])]
         return [ways[i] for i in (*ahead, *(i for i in range(len(ways)) if i not in ahead))]
 
-    def _share(self, way: Way, faster: float, most: int) -> float:
-        """Return the part of the usual way's time below which ``way`` is taken: ``faster`` where it keeps no more than ``most`` bytes."""
+    def share(self, way: Way, faster: float, usual: Way) -> float:
+        """Return the part of the time of ``usual`` below which ``way`` is taken: ``faster`` where it keeps no more bytes, or what the L2 holds."""
+        most = max(self.keeps(usual), KEPT)
         share = faster if (kept := self.keeps(way)) <= most else share_for_memory(self.shape, most, self.keeps(way, long=False), kept)
         return min(share, MUCH_FASTER) if way[0] in self.rescues else share
 
@@ -190,9 +191,9 @@ class Fusion:
 
     def time(self, way: Way) -> float:
         """Return the predicted microseconds of all kernels."""
-        return self._time_of(stated(*way, self.compiled))
+        return self.time_of(stated(*way, self.compiled))
 
-    def _time_of(self, schedule: Schedule) -> float:
+    def time_of(self, schedule: Schedule) -> float:
         return predicted_time(str(schedule), self.shape.known, self.sizes, self.shape.itemsize, self.shape.target)
 
     def sharing_sums(self, usual: Way) -> list[tuple[Fusion, Way]]:
@@ -253,7 +254,7 @@ class Fusion:
         for tried in (*(form + Schedule(more) for more in self._pieces((fused, kernels)) for form in forms), *forms):
             if self.is_legal(tried):
                 fitting = fit_resources(Program(self.algorithm, tried), self.sizes, itemsize, self.shape.target)
-                return self.moved.restored(fit_registers(fitting, self.sizes, itemsize, self.shape.target, self._time_of).schedule)
+                return self.moved.restored(fit_registers(fitting, self.sizes, itemsize, self.shape.target, self.time_of).schedule)
         return None
 
     @cached_property
@@ -400,7 +401,7 @@ class Fusion:
             roots = set().union(*(hosts.get(u, {u}) for u in users))
             if d.name in used and (len(roots) != 1 or d.name in roots or not in_rows(self.shape, d.name, *roots)):
                 continue
-            if (operand := operand_with_rows(self.shape, d.name, self.stored)) and roots != {operand}:
+            if (operand := operand_beside(self.shape, d.name, self.stored)) and roots != {operand}:
                 found, hosts[d.name] = [*found, Bare(d.name, "store"), FuseAt(d.name, "fuse_at", (operand, d.labels[-1]))], {operand}
                 continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)

@@ -14,11 +14,13 @@ from ..algebra.operand_types import OperandTypes, rows_of
 from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
 from ..lang.algorithm import operand_names, paired_sides
+from ..lang.parts.apart_products import apart_product_names
 from ..lang.parts.batched_products import batched_product_names, lies_across
+from ..lang.parts.rounded_copies import rounded_copy_names
 from ..lang.schedule_checks import reduction_labels
 from .memory_limit import SHORTEST, memory_limit
 from .problem import WHOLE_SIDE, SchedulingProblem
-from .recomputation import goes_over_windows
+from .recomputation import STORED, goes_over_windows
 from .rules.product_sides import leaves_out_terms
 from .rules.reduction import ROW_LIMIT
 
@@ -41,7 +43,36 @@ def stored_operands(shape: SchedulingProblem) -> list[tuple[str, ...]]:
     worth = tuple(name for name, e in names if (_is_converted(shape, e) or _is_crossed(shape, e)) and _is_reread(shape, e) and _has_room(shape, e) and name not in paired)
     if paired:
         return [paired, *([(*paired, *worth)] if worth else [])]
-    return [worth, *((name,) for name in worth[:MOST] if len(worth) > 1)] if worth else []
+    rounded = _rounded_copies(shape)
+    apart = _apart_products(shape)
+    tried = ((*rounded, *worth), rounded, worth, *((name,) for name in worth[:MOST]), *(((*apart, *rounded, *worth), apart) if apart else ()))
+    return [found for found in dict.fromkeys(tried) if found]
+
+
+def _apart_products(shape: SchedulingProblem) -> tuple[str, ...]:
+    """Return the products, long on all sides, that kernels may store before what is made of them with other tensors of their size.
+
+    Such a tensor is loaded as the accumulators lie, a few bytes at a time, while the matrix units wait: a product with a mask of one byte and a residual
+    took 295 us at 4096 x 4096 x 4096 on an H200, one alone 180.
+    """
+    found = []
+    for name, dot in apart_product_names(shape.algorithm).items():
+        d = next(d for d in shape.algorithm.definitions if dot in d.expr.walk())
+        beside = {a.tensor for a in ex.accesses(d.expr)} - {a.tensor for a in ex.accesses(dot)}
+        full = any({*d.labels} <= ex.free_labels(a) for a in ex.accesses(d.expr) if a.tensor in beside)
+        long = shape.longest_sum(d.name) >= STORED and min(_longest(shape, dot, side) for side in (dot.left, dot.right)) > WHOLE_SIDE
+        found += [name] if full and long and len(shape.dots(d.name)) == 1 and _has_room(shape, ex.Access(name, tuple(map(ex.Label, d.labels)))) else []
+    return tuple(found)
+
+
+def _rounded_copies(shape: SchedulingProblem) -> tuple[str, ...]:
+    """Return the copies of Funcs that may be worth storing beside them (lang/parts/rounded_copies.py): products of 16 bits read these many times."""
+    if shape.itemsize != 2:
+        return ()
+    wide = {f for f in shape.algorithm.funcs if f not in shape.outputs and shape.stored_bytes(f) > shape.itemsize}
+    sides = [s for f in shape.algorithm.funcs for dot in shape.dots(f) for s in (dot.left, dot.right) if (rows := rows_of(s)) and rows.tensor in wide]
+    read = {rows.tensor for s in sides if _is_reread(shape, s) and _has_room(shape, s) and (rows := rows_of(s))}
+    return tuple(name for name, func in rounded_copy_names(shape.algorithm).items() if func in read)
 
 
 def _across_products(shape: SchedulingProblem) -> tuple[str, ...]:
@@ -108,7 +139,7 @@ def _products(shape: SchedulingProblem, operand: ex.Expr) -> list[ex.Dot]:
 
 def _is_reread(shape: SchedulingProblem, operand: ex.Expr) -> bool:
     """Return whether a product has a long label that the operand lacks, or goes over windows: several blocks, or taps, read the operand."""
-    return any(_longest(shape, dot, operand) > WHOLE_SIDE or goes_over_windows(shape, dot) for dot in _products(shape, operand))
+    return any(_longest(shape, dot, operand) > WHOLE_SIDE // 2 or goes_over_windows(shape, dot) for dot in _products(shape, operand))
 
 
 def computed_operand_slowdown(shape: SchedulingProblem, funcs: Iterable[str] | None = None) -> float:
@@ -144,12 +175,18 @@ def sums_held_rows(shape: SchedulingProblem, func: str, host: str) -> bool:
     return bool(over) and held and (*own, *over) == shape.algorithm[host].labels and not shape.dots(func)
 
 
-def operand_with_rows(shape: SchedulingProblem, func: str, operands: Iterable[str]) -> str | None:
-    """Return the first of ``operands``, which have kernels of their own, whose kernel can sum rows for ``func`` as well and store the sums: both read the same elements."""
+def operand_beside(shape: SchedulingProblem, func: str, operands: Iterable[str]) -> str | None:
+    """Return the first of ``operands``, which have kernels of their own, whose kernel can compute ``func`` as well and store it.
+
+    It is a copy of ``func``, or ``func`` sums rows and both read the same elements.
+    """
     for operand in sorted({*operands} & {*shape.algorithm.funcs}):
+        e = shape.algorithm[operand].expr
+        if isinstance(e, ex.Access) and e.tensor == func:
+            return operand
         read = [_read_in_rows(shape, f, shape.algorithm[operand].labels) for f in (func, operand)]
         waits = operand in shape.algorithm.needed_by((func,)) or not shape.algorithm[func].labels
-        if not waits and read[0] & read[1] and sums_held_rows(shape, func, operand) and not list(ex.reductions(shape.algorithm[operand].expr)):
+        if not waits and read[0] & read[1] and sums_held_rows(shape, func, operand) and not list(ex.reductions(e)):
             return operand
     return None
 

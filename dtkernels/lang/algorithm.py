@@ -33,8 +33,10 @@ from .expr import (
     is_integer,
 )
 from .extents.formulas import constant_of, expanded
+from .parts.apart_products import apart_product_names, with_apart_product
 from .parts.batched_products import batched_product_names, lies_across, with_batched_product
 from .parts.picked_terms import picked_term_names, with_picked_terms
+from .parts.rounded_copies import rounded_copy_names, with_rounded_copy
 from .parts.shared_sums import shared_sum_names, with_shared_sum
 
 
@@ -407,7 +409,7 @@ def _has_name(e: Expr) -> bool:
 
 
 def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
-    """Return the algorithm with a Func for each operand, each shared sum, batched product and the picked terms among ``names``, before the first Func that reads it."""
+    """Return the algorithm with a Func for each operand, rounded copy, shared sum, product and the picked terms among ``names``, before the first Func that reads it."""
     wanted = {*names} - {*algorithm.funcs}
     sums = shared_sum_names(algorithm) if wanted else {}
     for name in (n for n in sums if n in wanted):
@@ -417,7 +419,12 @@ def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
     for name in (n for n in terms if n in wanted):
         algorithm = with_picked_terms(algorithm, name, terms[name])
     wanted -= {*terms}
-    products = {name: dot for name, dot in (batched_product_names(algorithm) if wanted else {}).items() if name in wanted}
+    copies = rounded_copy_names(algorithm) if wanted else {}
+    for name in (n for n in copies if n in wanted):
+        algorithm = with_rounded_copy(algorithm, name, copies[name])
+    wanted -= {*copies}
+    apart = {name: dot for name, dot in (apart_product_names(algorithm) if wanted else {}).items() if name in wanted}
+    products = apart | {name: dot for name, dot in (batched_product_names(algorithm) if wanted else {}).items() if name in wanted}
     wanted -= {*products}
     every = operand_names(algorithm) if wanted else {}
     for name in (n for n in every if n in wanted):
@@ -434,7 +441,7 @@ def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
             operands=algorithm.operands | ({name} if multiplied else set()),
         )
     for name, dot in products.items():
-        algorithm = with_batched_product(algorithm, name, dot)
+        algorithm = (with_apart_product if name in apart else with_batched_product)(algorithm, name, dot)
     return algorithm
 
 

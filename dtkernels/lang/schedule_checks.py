@@ -5,8 +5,10 @@ from __future__ import annotations
 from . import expr as ex
 from .algorithm import Algorithm, operand_names, with_operands
 from .errors import DTError
+from .parts.apart_products import apart_product_names
 from .parts.batched_products import batched_product_names
 from .parts.picked_terms import picked_term_names
+from .parts.rounded_copies import rounded_copy_names
 from .parts.shared_sums import shared_sum_names
 from .schedule import (
     APPROXIMATIONS,
@@ -42,7 +44,8 @@ def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
     own, algorithm = algorithm, with_operands(algorithm, schedule.subjects())
     for p in schedule.primitives:
         if p.func not in algorithm:
-            allowed = ", ".join((*own.funcs, *operand_names(own), *shared_sum_names(own), *picked_term_names(own), *batched_product_names(own)))
+            named = (operand_names, rounded_copy_names, apart_product_names, shared_sum_names, picked_term_names, batched_product_names)
+            allowed = ", ".join((*own.funcs, *(name for names in named for name in names(own))))  # type: ignore[operator]
             raise DTError("a schedule is on a Func of the program", found=repr(p.func), allowed=allowed, at=p.pos)
         if p.name.startswith("compile") and p.func not in own:
             raise DTError(f"{p.name} is of a Func of the program", found=f"{p.func}, an operand or a sum that only has a name", allowed=", ".join(own.funcs), at=p.pos)

@@ -23,7 +23,7 @@ SUBROOMS = {
     "dtkernels.codegen": ["powers_of_two", "held_terms", "ir", "target", "prelower", "lower", "transforms", "analysis", "pipeline", "pipeline_text", "emit"],
     "dtkernels.autoschedule": [
         "cost", "problem", "rules", "recomputation", "output_fusion", "summed_products",
-        "memory_limit", "stored_operands", "accumulated_outputs", "added_terms", "fit_resources", "stored_elements", "kept_sums", "rearranged_outputs", "fusion",
+        "memory_limit", "stored_operands", "accumulated_outputs", "added_terms", "fit_resources", "stored_elements", "kept_sums", "stand_ins", "fusion",
         "default_schedule",
     ],
     "dtkernels.runtime": [

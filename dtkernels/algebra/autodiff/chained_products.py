@@ -24,13 +24,14 @@ from dataclasses import replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ..rules.canonicalize import extracted_func
+from ..rules.products.sliced_products import slice_offset
 from .rematerialization import Product
 
 
 def chained_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Product, ...]:
     """Return the Funcs, except outputs, that are a matrix product, perhaps times numbers, and that only products use, as operands."""
     inner = (d for d in algorithm.definitions if d.name not in outputs and _only_operand(d.name, algorithm))
-    return tuple(_product(d, dot, chained=True) for d in inner if (dot := product_of(d.expr)))
+    return tuple(_product(algorithm, d, dot, chained=True) for d in inner if (dot := product_of(d.expr)))
 
 
 def inner_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Product, ...]:
@@ -43,7 +44,7 @@ def inner_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Prod
         return tuple(chained.values())
     named = with_named_products(algorithm)
     others = (d for d in named.definitions if d.name not in outputs and d.name not in chained and not _is_streamed(d, named))
-    found = chained | {d.name: _product(d, dot, chained=False) for d in others if (dot := sum_with_product(d.expr))}
+    found = chained | {d.name: _product(algorithm, d, dot, chained=False) for d in others if (dot := sum_with_product(d.expr))}
     return tuple(found[d.name] for d in named.definitions if d.name in found)
 
 
@@ -72,10 +73,23 @@ def _products_inside(e: ex.Expr, labels: tuple[str, ...]) -> list[ex.Expr]:
     return [] if isinstance(e, (ex.Reduce, ex.Dot, ex.Scan)) else [n for child in e.children() for n in _products_inside(child, labels)]
 
 
-def _product(d: Definition, dot: ex.Dot, chained: bool) -> Product:
+def _product(algorithm: Algorithm, d: Definition, dot: ex.Dot, chained: bool) -> Product:
     own = set(d.labels)
     sides = [ex.free_labels(side) for side in (dot.left, dot.right)] if chained else []
-    return Product(d.name, tuple((tuple(sorted(own - side)), tuple(sorted(side - own))) for side in sides), d.labels, dot.labels)
+    against = tuple((tuple(sorted(own - side)), tuple(sorted(side - own))) for side in sides)
+    return Product(d.name, against, d.labels, dot.labels, multiples(algorithm, d))
+
+
+def multiples(algorithm: Algorithm, d: Definition) -> tuple[tuple[str, int, str], ...]:
+    """Return the labels of a Func that others take slices of, each with their number and the label that counts the elements of one (sliced_products.py)."""
+    found = []
+    read = [a for e in algorithm.definitions for a in ex.accesses(e.expr) if a.tensor == d.name]
+    for dim, label in enumerate(d.labels):
+        slices = {(x, slice_offset(a.index[dim], x)) for a in read for x in ex.free_labels(a.index[dim])}
+        offsets = [offset for _, offset in slices if offset is not None]
+        if len(offsets) == len(slices) > 1 and len(taken := {x for x, _ in slices}) == 1:
+            found.append((label, max(offsets) + 1, taken.pop()))
+    return tuple(found)
 
 
 def _only_operand(func: str, algorithm: Algorithm) -> bool:

@@ -23,7 +23,7 @@ from ..rules.canonicalize import fresh_name
 from ..rules.constant_folding import drop_unused, with_plain_vars
 from ..rules.func_cse import merge_equal_funcs
 from ..smart_constructors import ONE, simplify
-from .chained_products import sum_with_product, with_named_products
+from .chained_products import multiples, sum_with_product, with_named_products
 from .gradient import Gradient, computed_input_sources, gradient, in_float32
 from .rematerialization import JOINT, Product
 
@@ -41,7 +41,7 @@ def _in_both_directions(algorithm: Algorithm, outputs: tuple[str, ...], wanted: 
     again = {n for d in backward.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)}
     named = with_named_products(algorithm)
     pairs = ((d, dot) for d in named.definitions if (dot := sum_with_product(d.expr)) and dot in again and len(d.labels) > 1)
-    return tuple(Product(d.name, (), d.labels, dot.labels) for d, dot in pairs)
+    return tuple(Product(d.name, (), d.labels, dot.labels, multiples(named, d)) for d, dot in pairs)
 
 
 def joint_gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> Gradient:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -36,22 +36,33 @@ class Product:
     """A Func that forward may save.
 
     ``against``: for each of its two operands, the labels that only the Func has, and the labels that only the operand has; empty for a product
-    that other things than products read. ``labels`` are those of the Func, ``terms`` those of its sum.
+    that other things than products read. ``labels`` are those of the Func, ``terms`` those of its sum. ``multiples``: labels that no input of
+    the call has, each with a number and the label that has so many times fewer elements (rules/products/sliced_products.py).
     """
 
     name: str
     against: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     labels: tuple[str, ...] = ()
     terms: tuple[str, ...] = ()
+    multiples: tuple[tuple[str, int, str], ...] = ()
+
+    def count(self, labels: Iterable[str], sizes: Mapping[str, Any]) -> Any:
+        """Return the number of elements of a tensor with ``labels``."""
+        known = {label: times * sizes[of] for label, times, of in self.multiples}
+        return prod(sizes[label] if label in sizes else known[label] for label in labels)
+
+    def elements(self, sizes: Mapping[str, Any]) -> Any:
+        """Return the number of its elements."""
+        return self.count(self.labels, sizes)
 
     def small(self, sizes: Mapping[str, Any], known: Callable[[Any], bool] = bool) -> bool:
         """Return whether only products read it, and it has no more elements than one of its operands. ``known`` evaluates a comparison of extents."""
-        larger = (known(prod(sizes[label] for label in own) > prod(sizes[label] for label in other)) for own, other in self.against)
+        larger = (known(self.count(own, sizes) > self.count(other, sizes)) for own, other in self.against)
         return bool(self.against) and not all(larger)
 
     def length(self, sizes: Mapping[str, Any]) -> Any:
         """Return the number of terms of its sum."""
-        return prod(sizes[label] for label in self.terms)
+        return self.count(self.terms, sizes)
 
 
 def is_adjoint_formed_in_forward(
@@ -63,7 +74,7 @@ def is_adjoint_formed_in_forward(
     memory limit: of the user, else 1 GiB or the bytes that the caller holds for the call, ``held``, so that memory at most doubles.
     """
     long = [p for p in again if p.name not in saved and known(p.length(sizes) >= LONG)]
-    taken: Any = sum(2 * prod(sizes[label] for label in p.labels) for p in again)
+    taken: Any = sum(2 * p.elements(sizes) for p in again)
     if is_limit_set():
         return bool(long) and (not memory_limit() or known(taken <= memory_limit()))
     return bool(long) and (known(taken <= JOINT_LIMIT << 20) or known(taken <= held))
@@ -80,10 +91,10 @@ def products_to_save(
     """
     limit = memory_limit()
     saved = [p for p in products if p.small(sizes, known)]
-    size: Any = sum(itemsize * prod(sizes[label] for label in p.labels) for p in saved)
+    size: Any = sum(itemsize * p.elements(sizes) for p in saved)
     long = [p for p in products if p not in saved and p.terms and known(p.length(sizes) >= LONG)]
     for p in sorted(long, key=lambda p: -n if isinstance(n := p.length(sizes), int) else 0):
-        total = size + itemsize * prod(sizes[label] for label in p.labels)
+        total = size + itemsize * p.elements(sizes)
         if not limit or (known(total <= limit) if is_limit_set() else not known(total > limit)):
             saved.append(p)
             size = total

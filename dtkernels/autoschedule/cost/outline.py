@@ -70,23 +70,23 @@ class Outline(NamedTuple):
     funcs: tuple[FuncOutline, ...]
     aliases: tuple[tuple[str, tuple[str, ...]], ...]  #: a Func's label -> the labels that an access puts in its place
     cast: tuple[tuple[str, int], ...] = ()  #: a Func that is a cast to fewer than 4 bytes -> these bytes
-    normalized: tuple[str, ...] = ()  #: products that are stored in the dtype of the results, as they are divided by their norm
+    narrow: tuple[str, ...] = ()  #: Funcs that are stored between kernels in the dtype of the products that read them, or of the results
 
     @staticmethod
     def of(algorithm: Algorithm) -> Outline:
         """Return the outline of a prepared algorithm."""
-        from ...codegen.analysis.normalized_products import normalized_products
+        from ...codegen.analysis.dtype_propagation import narrow_buffers
         from ...codegen.analysis.product_types import cast_bytes
 
         cast = tuple((d.name, n) for d in algorithm.definitions if 0 < (n := cast_bytes(algorithm, d.name)) < 4)
-        return Outline(tuple(_func(d.name, d.labels, d.expr) for d in algorithm.definitions), _aliases(algorithm), cast, tuple(sorted(normalized_products(algorithm))))
+        return Outline(tuple(_func(d.name, d.labels, d.expr) for d in algorithm.definitions), _aliases(algorithm), cast, tuple(sorted(narrow_buffers(algorithm))))
 
     @staticmethod
     def read(data: list) -> Outline:
         """Read what JSON made of an outline: lists in place of tuples."""
-        funcs, aliases, cast, normalized = data
+        funcs, aliases, cast, narrow = data
         made = tuple([_read_func(*f) for f in funcs])
-        return Outline(made, tuple([(label, tuple(labels)) for label, labels in aliases]), tuple([(func, n) for func, n in cast]), tuple(normalized))
+        return Outline(made, tuple([(label, tuple(labels)) for label, labels in aliases]), tuple([(func, n) for func, n in cast]), tuple(narrow))
 
     def divided_by(self, number: int, instead: int) -> Outline:
         """Replace the number that divides labels in accesses: a manifest stands for all values of a parameter."""
@@ -164,10 +164,8 @@ class Known:
 
     @cached_property
     def narrow(self) -> frozenset[str]:
-        """Funcs that products and sums that are results alone read, or normalized: between kernels they are stored in the dtype of the products."""
-        operands = {r.tensor for f in self.outline.funcs if f.products for r in f.reads}
-        plain = {r.tensor for f in self.outline.funcs if not f.products and not (f.reduced and f.name in self.outputs) for r in f.reads}
-        return frozenset(operands - plain) | {*self.outline.normalized}
+        """Funcs that are stored between kernels in the dtype of the products that read them, or of the results."""
+        return frozenset(self.outline.narrow)
 
 
 def _read_func(name: str, labels: list, reduced: list, reads: list, products: list, heavy: int, light: int, bounded: list) -> FuncOutline:

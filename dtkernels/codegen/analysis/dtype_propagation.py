@@ -74,22 +74,24 @@ def _uses(expr: ex.Expr, within: bool, compared: bool) -> Iterator[tuple[ex.Acce
 
 def narrow_buffers(algorithm: Algorithm) -> frozenset[str]:
     """Return the Funcs that are stored between kernels in the dtype of the results, or of the products that read them, rather than in float32."""
-    return operands_only(algorithm) | normalized_products(algorithm)
+    return operands_only(algorithm, copied=True) | normalized_products(algorithm)
 
 
-def operands_only(algorithm: Algorithm) -> frozenset[str]:
+def operands_only(algorithm: Algorithm, copied: bool = False) -> frozenset[str]:
     """Return the Funcs that only matrix products consume, or sums that are results.
 
     The gradient of a linear layer's result is one: products take it, and the gradient of a bias is its sum, of rounded terms as in torch.
+    ``copied``: results that are copies may consume them too, such as the gradient of a residual. A copy in the same dtype rounds the same values.
     """
     products = [n for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)]
     sides = [rows for dot in products for side in (dot.left, dot.right) if (rows := rows_of(side))]
     results = _results(algorithm)
     sums = [n.arg for d in algorithm.definitions if d.name in results for n in d.expr.walk() if isinstance(n, ex.Reduce) and n.kind == "sum"]
     copies, found = copied_funcs(algorithm), frozenset[str]()
+    kept = [copies[name] for name in results & copies.keys()] if copied else []
     while True:
         sides += [copies[name] for name in found & copies.keys()]
-        operands = {id(e) for e in (*sides, *sums) if isinstance(e, ex.Access)}
+        operands = {id(e) for e in (*sides, *sums, *kept) if isinstance(e, ex.Access)}
         plain = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr) if id(a) not in operands}
         plain |= {d.name for d in algorithm.definitions if isinstance(d.expr, ex.Cast) and d.name not in algorithm.operands}
         more = frozenset(side.tensor for side in sides if side.tensor in algorithm) - plain

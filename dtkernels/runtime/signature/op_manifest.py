@@ -114,7 +114,7 @@ def _gradient_key(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...]
 
 def signature_line(params: Params, signature: Signature, products: Iterable[Product]) -> str:
     """Format the line of a variant."""
-    plain = [(p.name, p.against, p.labels, p.terms) for p in products]
+    plain = [(p.name, p.against, p.labels, p.terms, *([p.multiples] if p.multiples else ())) for p in products]
     return json.dumps({"params": dict(params), "signature": _as_json(signature), "products": plain})
 
 
@@ -147,8 +147,9 @@ def read_manifest(spec: Path) -> OpManifest | None:
 def _product(data: list) -> Product:
     from ...algebra.autodiff.rematerialization import Product
 
-    name, against, labels, terms = data
-    return Product(name, tuple((tuple(own), tuple(other)) for own, other in against), tuple(labels), tuple(terms))
+    name, against, labels, terms, *multiples = data
+    found = [(label, times, of) for label, times, of in (multiples[0] if multiples else ())]
+    return Product(name, tuple((tuple(own), tuple(other)) for own, other in against), tuple(labels), tuple(terms), tuple(found))
 
 
 def _signature(data: dict) -> Signature:

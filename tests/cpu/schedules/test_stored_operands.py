@@ -101,3 +101,25 @@ def test_both_sides_of_a_sum_over_pairs_may_be_stored(name, dtype):
     got, want = run(a, b), truth(a.double(), b.double())
     assert got.dtype == dtype and ((got.double() - want).abs() <= 2 * torch.finfo(dtype).eps * want.abs() + 64 * 2.0**-23 * want.abs().max()).all()
     assert "f_left_out = torch.empty((size_k, size_m), dtype=torch.float32" in run.source
+
+
+def test_a_rounded_copy_changes_no_value():
+    """``s`` stays in float32 where it is read element by element; products read the copy across and along."""
+    text = """Func s, f; In A, B; Var m, n; RVar k, l; s[m, n] = rdot(A[m, k], A[n, k], k) + 0.001;
+    f[m, n] = s[m, n] + rdot(s[m, l], s[l, n], l) + rdot(s[n, l], B[m, l], l);
+    s.block(m:16, n:16); s.tensorize(m:16, n:16, k:32); f.block(m:16, n:16); f.tensorize(m:16, n:16, l:32);"""
+    stored = dtkernels.compile(text.replace("s.block(m:16, n:16); s.tens", "s.fuse_at(s_rounded, n); s.store(); s_rounded.block(m:16, n:16); s_rounded.tens"))
+    made = [line for line in stored.source.splitlines() if "torch.empty" in line]
+    assert len(made) == 3 and sum("torch.float32" in line for line in made) == 1
+    inputs = (A, random(37, 37))
+    assert torch.equal(stored(*inputs), dtkernels.compile(text)(*inputs))
+
+
+def test_a_product_stored_by_itself_changes_no_value():
+    """Its operand may be stored too, under the name that it has inside the expression."""
+    text = "Func f; In A, W, R; Var m, n; RVar k; f[m, n] = R[m, n] + where(R[m, n] > 0, rdot(A[m, k] * 2, W[n, k], k), 0); f.block(m:16, n:16); f.tensorize(m:16, n:16{});"
+    inputs = (A, W, random(37, 45))
+    apart = "f_dot.block(m:16, n:16); f_dot.tensorize(m:16, n:16, k:32);"
+    inside = dtkernels.compile(text.format(", k:32"))(*inputs)
+    for more in (apart, apart + LEFT):
+        assert torch.equal(dtkernels.compile(text.format("") + more)(*inputs), inside)

@@ -48,6 +48,7 @@ from dtkernels.algebra.rules.products.operand_cse import merge_equal_operands
 from dtkernels.algebra.rules.products.product_columns import sum_product_operands
 from dtkernels.algebra.rules.products.product_elements import make_picked_elements, sum_rows_first
 from dtkernels.algebra.rules.products.scaled_products import scale_operands
+from dtkernels.algebra.rules.products.sliced_products import multiply_slices_at_once
 from dtkernels.algebra.rules.products.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from dtkernels.algebra.rules.scans import extract_scans
 from dtkernels.algebra.rules.tanh_of_log1p import tanh_of_log1p
@@ -134,6 +135,7 @@ RULES = {
     "sums_to_matrix_products": (sums_to_matrix_products, lambda a: sums_to_matrix_products(a)),
     "unify_labels": (unify_labels, lambda a: unify_labels(a)),
     "extract_nested_reductions": (extract_nested_reductions, lambda a: extract_nested_reductions(a)),
+    "multiply_slices_at_once": (multiply_slices_at_once, lambda a: multiply_slices_at_once(a)),
     "extract_reductions_for_gradient": (extract_reductions_for_gradient, lambda a: extract_reductions_for_gradient(a)),
     "extract_sum_exp_addends": (extract_sum_exp_addends, lambda a: extract_sum_exp_addends(a)),
     "move_masks_into_exponentials": (move_masks_into_exponentials, lambda a: move_masks_into_exponentials(a, outputs(a))),

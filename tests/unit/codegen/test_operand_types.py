@@ -10,6 +10,7 @@ import dtkernels
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.operand_types import products
 from dtkernels.algebra.pipeline import differentiable_form, prepare, prepare_algorithm
+from dtkernels.autoschedule.cost.outline import Known
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.autoschedule.fit_resources import element_bytes
 from dtkernels.codegen.analysis.product_types import InputTypes, typed_buffers
@@ -87,6 +88,28 @@ def test_buffers_between_kernels_are_stored_as_products_take_them():
     assert given.operand(typed_buffers(program.algorithm)["h"]) == "bf16"
     assert element_bytes(program.algorithm, ("out",), given) | {} == {"A_rows": 2, "W_rows": 2, "g_rows": 4, "A": 2, "W": 2, "g": 4, "h": 2, "out": 4}
     assert "h_out = torch.empty((size_x, size_k), dtype=W_dtype" in dtkernels.compile(RULE["a Func between kernels"][0]).source
+
+
+COPIED = """Func u, f, r; In A, B, W; Var x, y; RVar k; u[x, k] = A[x, k] * B[x, k]; f[x, y] = rdot(u[x, k], W[y, k], k);
+r[x, k] = u[x, k]; f.compile(); r.compile();"""
+
+
+def test_what_products_take_and_a_result_copies_is_stored_as_both_round_it():
+    program = prepare(parse(COPIED))
+    assert element_bytes(program.algorithm, ("f", "r"), 2)["u"] == 2
+    assert "u" not in element_bytes(program.algorithm, ("f", "r"), types(A="fp32", B="fp32", W="bf16")), "a result in float32 shows what a product's operand loses"
+    read_elsewhere = COPIED.replace("r[x, k] = u[x, k]", "r[x, k] = u[x, k] + 1")
+    assert "u" not in element_bytes(prepare(parse(read_elsewhere)).algorithm, ("f", "r"), 2)
+
+
+BESIDE = "Func u, f, r; In A; Var x, y; RVar k; u[x, y] = A[x, y] * A[x, y]; f[x, y] = u[x, y] + rdot(u[x, k], u[k, y], k); r[x, y] = f[x, y]; f.compile(); r.compile();"
+
+
+@pytest.mark.parametrize("text", [COPIED, COPIED.replace("r[x, k] = u[x, k]", "r[x, k] = u[x, k] + 1"), BESIDE])
+def test_the_cost_model_counts_the_bytes_that_are_stored(text):
+    """Also where one definition reads an element and has a product of others."""
+    algorithm = prepare(parse(text)).algorithm
+    assert Known.of(algorithm, ("f", "r")).narrow == {t for t in element_bytes(algorithm, ("f", "r"), 2) if t in algorithm} - {"f", "r"}
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h200", "b200", "mi300x"])

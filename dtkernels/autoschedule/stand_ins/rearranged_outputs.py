@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..algebra.rearrangement import interleavings, rearrangement
-from ..lang import expr as ex
-from ..lang.algorithm import Algorithm, Definition
-from ..lang.schedule import Bare, FuseAt, Map, Primitive, Program, Schedule
+from ...algebra.rearrangement import interleavings, rearrangement
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm, Definition
+from ...lang.schedule import Bare, FuseAt, Map, Primitive, Program, Schedule
 
 
 @dataclass(frozen=True)
