@@ -45,7 +45,7 @@ from .rules.product_sides import NARROW
 from .rules.reduction import ROW_LIMIT, starts_anywhere
 from .rules.registry import kernel_config
 from .rules.scan import scan_consumer
-from .rules.sibling_gemms import loads_sum_operands
+from .rules.sibling_gemms import are_sibling_products, loads_sum_operands
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
 from .stand_ins.rearranged_outputs import RearrangedOutputs
@@ -498,14 +498,14 @@ class Fusion:
     def _share_reduction_pass(self, func: str, place: tuple[str, str], found: list[Primitive], hosts: dict[str, set[str]]) -> tuple[str, str]:
         """Fuse ``func`` into the loop of the reduction that uses it, if both then share one pass over a row, or a volume, too large to hold."""
         reduced = reduction_labels(self.algorithm, func)
-        if sibling := next((p.func for p in found if p.args == place and self._is_sibling(func, p.func)), None):
+        if sibling := next((p.func for p in found if p.args == place and are_sibling_products(self.shape, func, p.func)), None):
             return (sibling, reduced[-1])
         longest, held = max((self.sizes[r] for r in reduced), default=0), math.prod(next_power_of_two(self.sizes[r]) for r in reduced)
         loose = any(starts_anywhere(self.shape, r, list(ex.accesses(self.algorithm[func].expr))) for r in reduced)
         most = ROW_LIMIT // 2 if loose else ROW_LIMIT
         if self.shape.dots(func) or (longest <= WHOLE_SIDE if self._reduces_product_rows(func, hosts, place[0]) else held <= most):
             return place
-        for user in (p.func for p in found if p.args == place and self._same_iteration_space(func, p.func)):
+        for user in (p.func for p in found if p.args == place and self.shape.share_iteration_space(func, p.func)):
             if any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)) or self._reads_beside(func, user):
                 return (user, reduced[-1])
         return place
@@ -515,13 +515,6 @@ class Fusion:
         both = (*self.algorithm[func].labels, *reduction_labels(self.algorithm, func))
         waits = func in self.algorithm.needed_by((user,)) or any(map(self.shape.dots, (func, user)))
         return not waits and bool(inputs_below_at(self.shape, func, both) & inputs_below_at(self.shape, user, both))
-
-    def _is_sibling(self, func: str, other: str) -> bool:
-        """Return whether both are products of one operand, which one loop then loads for both."""
-        dots = [self.algorithm[f].expr for f in (func, other)]
-        if not all(isinstance(dot, ex.Dot) for dot in dots) or not self._same_iteration_space(func, other):
-            return False
-        return bool({dots[0].left, dots[0].right} & {dots[1].left, dots[1].right})  # type: ignore[attr-defined]
 
     def _needs_own_row_reduction(self, func: str, root: str) -> bool:
         """Return whether ``func`` is faster in a kernel of its own because rows of a product are reduced.
@@ -536,7 +529,7 @@ class Fusion:
     def _row_reduction_to_join(self, func: str, roots: set[str], hosts: dict[str, set[str]]) -> str | None:
         """Return the first of ``roots`` to run that reduces the same rows: of an input, of a product that is recomputed wherever it is read, or of one that is stored."""
         order = [f for f in self.algorithm.needed_by(self.outputs) if f in roots]
-        same = self._same_iteration_space(func, order[0]) and any(a.tensor == func for a in ex.accesses(self.algorithm[order[0]].expr))
+        same = self.shape.share_iteration_space(func, order[0]) and any(a.tensor == func for a in ex.accesses(self.algorithm[order[0]].expr))
         both = (*self.algorithm[func].labels, *reduction_labels(self.algorithm, func))
         read = inputs_at(self.shape, func, both) & inputs_at(self.shape, order[0], both) and not any(map(self.shape.dots, (func, order[0])))
         return order[0] if same and (read or self._reduces_product_rows(func, hosts, order[0]) or self._read_one_product(func, order[0])) else None
@@ -566,11 +559,6 @@ class Fusion:
             return self._is_recomputed(product) or all(hosts.get(u) == {root} for u in readers(product) if u != func)
 
         return any(reduced_product_labels(self.shape, func, f) and here(f) for f in self.algorithm.needed_by((func,)))
-
-    def _same_iteration_space(self, func: str, other: str) -> bool:
-        """Return whether both reduce over the same labels and have the same labels."""
-        labels = [reduction_labels(self.algorithm, f) for f in (func, other)]
-        return labels[0] == labels[1] != () and self.algorithm[func].labels == self.algorithm[other].labels
 
     def _is_recomputed(self, func: str) -> bool:
         """Return whether several kernels each compute ``func``: it is cheap, or larger than its inputs."""

@@ -97,6 +97,11 @@ class SchedulingProblem:
         """Return bytes an element of the outputs."""
         return BYTES[self.types.result(self.algorithm)] if self.types else self.itemsize
 
+    def share_iteration_space(self, func: str, other: str) -> bool:
+        """Return whether both reduce over the same labels and have the same labels."""
+        labels = [reduction_labels(self.algorithm, f) for f in (func, other)]
+        return labels[0] == labels[1] != () and self.algorithm[func].labels == self.algorithm[other].labels
+
     def dots(self, func: str) -> list[ex.Dot]:
         """Return the matrix products in the definition of ``func``."""
         return [n for n in ex.reductions(self.algorithm[func].expr) if isinstance(n, ex.Dot)]

@@ -84,6 +84,14 @@ def summed(shape: SchedulingProblem, func: str) -> set[str]:
     return {a.tensor for a in ex.accesses(shape.algorithm[func].expr) if ex.free_labels(a) & over}
 
 
+def are_sibling_products(shape: SchedulingProblem, func: str, other: str) -> bool:
+    """Return whether both are products of one operand, which one loop then loads for both."""
+    dots = [shape.algorithm[f].expr for f in (func, other)]
+    if not all(isinstance(dot, ex.Dot) for dot in dots) or not shape.share_iteration_space(func, other):
+        return False
+    return bool({dots[0].left, dots[0].right} & {dots[1].left, dots[1].right})  # type: ignore[attr-defined]
+
+
 def loads_sum_operands(shape: SchedulingProblem, output: str, inside: Iterable[str]) -> bool:
     """Return whether the product made of Funcs ``inside`` loads what the plain sum ``output`` adds up.
 
