@@ -31,7 +31,7 @@ FORMS = ((2048, 256, 32, 4, 1), (8192, 256, 32, 4, 2), (16384, 128, 64, 8, 1), (
 ITEMSIZE = 2  #: bytes of an element in those measurements
 FEW_PROGRAMS = (8192, 256, 128, 8, 1)  #: the same where multiprocessors are left without a program
 SPLIT = (16384, 128, 64, 8, 1)  #: and where these programs share a sum over heads
-FINISHING = 0.84  #: the part of the usual way's predicted time below which such a kernel was faster at these sizes
+FINISHING = 0.837  #: the part of the usual way's predicted time below which such a kernel was faster at these sizes
 
 
 def accumulated_placements(shape: SchedulingProblem, fused: tuple[Primitive, ...], members: dict[str, list[str]]) -> Iterator[AccumulateAt]:
