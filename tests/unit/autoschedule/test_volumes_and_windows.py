@@ -80,14 +80,14 @@ def test_another_window_is_unrolled_with_the_results_that_share_it():
 
 
 MEANS = "Func f; In A; Var b, s, c; RVar k; Extent k = 25; Extent s = A[1]; f[b, s, c] = rsum(A[b, s + k - 12, c], k);"
-WEIGHTS = "Func f; In A, G; Var k, c; RVar b, h, s; Extent k = 7; f[k, c] = rsum(G[b, h, s, c] * A[b, h, s + k - 3, c], b, h, s);"
+WEIGHTS = "Func f; In A, G; Var r, k, c; RVar b, h, s; Extent r = 7; Extent k = 7; f[r, k, c] = rsum(G[b, h, s, c] * A[b, h + r - 3, s + k - 3, c], b, h, s);"
 
 
 def test_the_neighbours_of_a_long_window_are_few_and_those_of_weights_are_all_of_them():
     """Sums over 25 places took 348 us, and their gradient 3156 (32 x 720 x 862, bfloat16, an H200)."""
     means = chosen(MEANS, itemsize=2, b=32, s=720, c=862, k=25)
     assert means.sizes("f", "unroll") == {"s": 16, "k": 25}, str(means)
-    weights = chosen(WEIGHTS, itemsize=2, b=16, h=56, s=56, c=96, k=7)
+    weights = chosen(WEIGHTS, itemsize=2, b=16, h=56, s=56, c=96, r=7, k=7)
     assert weights.sizes("f", "unroll").keys() == {"s", "k"} and weights.sizes("f", "unroll")["k"] == 7 and weights.sizes("f", "split"), str(weights)
     along = chosen("Func f; In A; Var b, s; RVar k; Extent k = 25; Extent s = A[1]; f[b, s] = rsum(A[b, s + k - 12], k);", itemsize=2, b=4096, s=4096, k=25)
     assert "s" not in along.sizes("f", "unroll"), "lanes go along what lies contiguous"
