@@ -2,7 +2,10 @@
 
 import pytest
 
+from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.pipeline import lower
+from dtkernels.codegen.target import target
 from dtkernels.lang import parse
 from dtkernels.show import Subject, Written
 
@@ -43,3 +46,16 @@ def test_only_a_limit_that_is_set_cuts_what_is_no_larger_than_the_callers_tensor
     if limit is not None:
         monkeypatch.setenv("DTKERNELS_MEMORY_LIMIT", limit)
     assert bool(chunks(GATED, (8192, 14336, 4096))) == cut
+
+
+MODULATED = """Func u, d, s, g, f, h; In X, D, a; Var b, c, y, x; u[b, c, y, x] = X[b, c, y, x] * a[b, c]; d[b, c, y, x] = D[b, c, y, x] * sigmoid(u[b, c, y, x]);
+s[b, c] = rsum(d[b, c, y, x], y, x); g[b, c] = rsum(d[b, c, y, x] * X[b, c, y, x], y, x); f[b, c, y, x] = d[b, c, y, x] * a[b, c]; h[c] = rsum(s[b, c] * g[b, c], b);"""
+
+
+def test_a_result_is_stored_by_the_kernel_of_the_sums_along_its_rows():
+    """Two kernels took 121 us where one pass over the same elements takes about 80 (32 x 256 x 64 x 64, an H200)."""
+    algorithm = prepare_algorithm(parse(MODULATED).algorithm, ("f", "h"))
+    schedule = default_schedule(algorithm, ("f", "h"), dict(b=32, c=256, y=64, x=64), 2, target("h200"))
+    assert schedule.fused()["f"] == ("g", "x"), str(schedule)
+    long = default_schedule(algorithm, ("f", "h"), dict(b=32, c=256, y=512, x=512), 2, target("h200"))
+    assert "f" not in long.fused(), "rows that no program holds"
