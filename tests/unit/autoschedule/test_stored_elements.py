@@ -2,8 +2,11 @@
 
 import pytest
 
+from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.ir.nest import has_matrix_product, statements
 from dtkernels.codegen.pipeline import lower
+from dtkernels.codegen.target import target
 from dtkernels.lang import parse
 from dtkernels.show import Subject, Written
 
@@ -52,3 +55,16 @@ def test_a_product_compared_with_its_extremum_is_made_once_where_a_tile_holds_it
     products = [k for k in made if has_matrix_product(k.body)]
     compared = [k for k in made if " == " in "\n".join(map(str, statements(k.body)))]
     assert compared and any(k in products for k in compared) == (n <= 256), "else its tiles, made again, may add up to other values"
+
+
+MODULATED = """Func u, d, s, g, f, h; In X, D, a; Var b, c, y, x; u[b, c, y, x] = X[b, c, y, x] * a[b, c]; d[b, c, y, x] = D[b, c, y, x] * sigmoid(u[b, c, y, x]);
+s[b, c] = rsum(d[b, c, y, x], y, x); g[b, c] = rsum(d[b, c, y, x] * X[b, c, y, x], y, x); f[b, c, y, x] = d[b, c, y, x] * a[b, c]; h[c] = rsum(s[b, c] * g[b, c], b);"""
+
+
+def test_a_result_is_stored_by_the_kernel_of_the_sums_along_its_rows():
+    """Two kernels took 121 us where one pass over the same elements takes about 80 (32 x 256 x 64 x 64, an H200)."""
+    algorithm = prepare_algorithm(parse(MODULATED).algorithm, ("f", "h"))
+    schedule = default_schedule(algorithm, ("f", "h"), dict(b=32, c=256, y=64, x=64), 2, target("h200"))
+    assert schedule.fused()["f"] == ("g", "x"), str(schedule)
+    long = default_schedule(algorithm, ("f", "h"), dict(b=32, c=256, y=512, x=512), 2, target("h200"))
+    assert "f" not in long.fused(), "rows that no program holds"

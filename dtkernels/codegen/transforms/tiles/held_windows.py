@@ -45,13 +45,14 @@ def hold_windows(kernel: Kernel, options: KernelOptions) -> Kernel:
         cut = AxisCut(found.body, axis, found, {})
         body = cut.into((1,) * axis.tile)
         found = replace(found, body=swap_axis(body, cut.parts[0], replace(cut.parts[0], exact=True)))
-    return replace(found, body=_Windows(found).body(found.body)) if found is not kernel else kernel
+    return replace(found, body=_Windows(found, options).body(found.body)) if found is not kernel else kernel
 
 
 class _Windows:
     """The windows of one kernel whose tiles have been taken apart."""
 
-    def __init__(self, kernel: Kernel):
+    def __init__(self, kernel: Kernel, options: KernelOptions):
+        self.algorithm = options.algorithm
         self.taken = nest.names_of(kernel)
         self.first: dict[Axis, Axis] = {}  #: a part of a tile -> the first part
         self.starts = {s.name: s.start for s in nest.statements(kernel.body) if isinstance(s, Accumulator)}
@@ -71,8 +72,9 @@ class _Windows:
         times = int(dict(loop.options).get(UNROLL, 1))
         if times == 1 or not loop.axis.scalar or loop.bounds() or loop.order or not all(map(self._is_plain, loop.body)):
             return loop
-        whole = replace(loop.axis, tile=times)
-        parts = [Axis(fresh_name(f"{whole.name}_{j}", self.taken), whole.label, 1, exact=j == 0, offset=j, whole=whole) for j in range(times)]
+        whole, size = replace(loop.axis, tile=times), self.algorithm.constant_extent(loop.axis.label)
+        even = size is not None and size % times == 0
+        parts = [Axis(fresh_name(f"{whole.name}_{j}", self.taken), whole.label, 1, exact=even or j == 0, offset=j, whole=whole) for j in range(times)]
         self._know(parts)
         body = (s for j, part in enumerate(parts) for s in self._step(loop, part, j))
         return replace(loop, axis=whole, body=tuple(self._shared(list(body))), options=tuple(o for o in loop.options if o[0] != UNROLL))
