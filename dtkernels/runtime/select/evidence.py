@@ -96,8 +96,8 @@ def predictions(near: list[tuple[float, Row]], model: TimeModel, sizes: Sizes, u
     while found and (best := min(found, key=found.__getitem__)) not in checked:
         checked.add(best)
         nearer = [(d, row) for d, row in timed if row.schedule != best and d <= own.get(best, math.inf)]
-        bound = max([weight(d) * model.ratio(best, row) for d, row in nearer], default=0.0)
-        found[best] = max(found[best], alone[best] + bound + DOUBT * first[best][0]) if bound > 0 else found[best]
+        bound = max([weight(d) * model.ratio(best, row) for d, row in nearer], default=-math.inf)
+        found[best] = max(found[best], alone[best] + bound + DOUBT * first[best][0])
     return {schedule: math.exp(logarithm) for schedule, logarithm in found.items()}
 
 
