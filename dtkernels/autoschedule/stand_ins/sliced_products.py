@@ -10,9 +10,11 @@ GPU; the kernel that takes the slices then reads them from memory. With few rows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from ...algebra.autodiff.rematerialization import is_limit_set, memory_limit
 from ...algebra.rules.constant_folding import drop_unused
 from ...algebra.rules.products.sliced_products import slice_offset
 from ...codegen.analysis.product_types import InputTypes, typed
@@ -60,7 +62,10 @@ def made_where_taken(
     algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target,
     whole: Schedule, default: Callable[[Algorithm], Schedule],
 ) -> Schedule:  # fmt: skip
-    """Return the schedule that makes slices where they are taken, or ``whole`` where that is predicted to be well faster. ``default`` returns an algorithm's schedule."""
+    """Return the schedule that makes slices where they are taken, or ``whole`` where that is predicted to be well faster and keeps no more than a limit that the user set.
+
+    ``default`` returns an algorithm's schedule.
+    """
     names = products_in_slices(algorithm, outputs) if 0 not in sizes.values() else {}
     if not names:
         return whole
@@ -71,7 +76,9 @@ def made_where_taken(
         changed, width = typed(with_operands(of, schedule.subjects()), sizes, itemsize)
         return predicted_time(str(schedule), Known.of(changed, outputs), sizes, width, target)
 
-    if time(algorithm, whole) < FASTER * time(apart, found):
+    kept = sum(4 * math.prod(sizes[label] for label in algorithm[name].labels) for name in names)
+    has_room = not is_limit_set() or not memory_limit() or kept <= memory_limit()
+    if has_room and time(algorithm, whole) < FASTER * time(apart, found):
         return whole
     places = []
     for name, label in names.items():

@@ -75,3 +75,11 @@ def test_slices_are_made_where_they_are_taken_of_few_rows(rows, kernels):
     schedule = default_schedule(algorithm, ("y",), sizes, 2, target("h200"))
     assert len(lower(Program(algorithm, schedule))) == kernels
     assert ("f0_slices" in schedule.fused()) == (kernels == 1)
+
+
+def test_no_product_of_all_slices_is_kept_beyond_a_limit_that_the_user_sets(monkeypatch):
+    algorithm = prepare_algorithm(parse(program(*SLICES)).algorithm, ("y",))
+    sizes = {"m": 4096, "n": 1024, "k": 1024, "n_slices": 4096}
+    for mebibytes, kernels in (("64", 2), ("63", 1)):
+        monkeypatch.setenv("DTKERNELS_MEMORY_LIMIT", mebibytes)
+        assert len(lower(Program(algorithm, default_schedule(algorithm, ("y",), sizes, 2, target("h200"))))) == kernels
