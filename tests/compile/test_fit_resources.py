@@ -15,6 +15,7 @@ from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import TARGETS, target
 from dtkernels.lang import DTError, parse
+from dtkernels.lang.algorithm import with_operands
 from dtkernels.lang.schedule import Program
 from dtkernels.lang.spec import load_spec
 from dtkernels.runtime.bind.compiled_program import ArgumentCheck
@@ -93,7 +94,8 @@ def test_the_default_schedule_proposes_what_fits(op, gpu):
         sizes = {label: other if i % 2 else size for i, label in enumerate(algorithm.labels)}
         for itemsize in (2, 4):
             program = Program(algorithm, default_schedule(algorithm, spec.outputs, sizes, itemsize, target(gpu)))
-            assert first_too_large(lower(program), sizes, element_bytes(algorithm, spec.outputs, itemsize), target(gpu)) is None, program.schedule
+            stored = with_operands(algorithm, program.schedule.subjects())
+            assert first_too_large(lower(program), sizes, element_bytes(stored, spec.outputs, itemsize), target(gpu)) is None, program.schedule
 
 
 BETWEEN = "Func g, f; In A, B, C; Var x, y; RVar k; g[x, y] = rdot(A[x, k], B[k, y], k); f[x, y] = g[x, y] * g[x, y] - C[x, y] * tanh(g[x, y]);"

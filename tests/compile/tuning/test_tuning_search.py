@@ -122,7 +122,7 @@ def test_the_rates_are_fitted_to_what_is_measured():
 
 def test_rows_that_a_call_is_given_anyway_are_left_out():
     wide, deep = (f"mmsigmoid.block(x:64, y:{n}); mmsigmoid.tensorize(x:64, y:{n}, k:64); mmsigmoid.compile();" for n in (128, 64))
-    works = [product(x=n, y=n, k=n) for n in (1024, 1536, 1537, 2048)]
+    works = [product(x=n, y=n, k=n) for n in (1024, 1536, 1537, 4096)]
     schedules = (wide, wide, wide, deep)
     rows = {w: row_of(w, s, microseconds=w.extents["x"] / 50) for w, s in zip(works, schedules)}
     left = pruned(rows)
