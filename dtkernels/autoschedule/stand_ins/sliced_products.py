@@ -31,11 +31,12 @@ FASTER = 0.9  #: the part of the time with slices apart below which the whole pr
 
 
 def products_in_slices(algorithm: Algorithm, outputs: tuple[str, ...]) -> dict[str, str]:
-    """Map the products of which every access takes a slice to the label that counts the elements of one."""
+    """Map the products of which every access takes a slice to the label that counts the elements of one. None that a reduction reads: what is reduced there has its own Func."""
     found: dict[str, str] = {}
+    reduced = {a.tensor for d in algorithm.definitions for n in ex.reductions(d.expr) for a in ex.accesses(n)}
     for d in algorithm.definitions:
         read = [a for e in algorithm.definitions for a in ex.accesses(e.expr) if a.tensor == d.name]
-        if d.name in outputs or not read or not any(isinstance(n, ex.Dot) for n in ex.operands_of(d.expr, "+")):
+        if d.name in outputs or d.name in reduced or not read or not any(isinstance(n, ex.Dot) for n in ex.operands_of(d.expr, "+")):
             continue
         places = [[(i, own) for i, own in zip(a.index, d.labels) if not isinstance(i, ex.Label)] for a in read]
         if all(len(p) == 1 for p in places):
