@@ -60,21 +60,20 @@ def predicted_time(schedule: str, known: Known, sizes: dict[str, int], itemsize:
 
 def kernels_in_one_step(schedule: str, known: Known, sizes: dict[str, int], itemsize: int, target: Target) -> tuple[bool, ...]:
     """Return for each kernel of ``schedule`` whether it goes over its rows in one step: no product, and no second step of its loop."""
-    live = rates_of(target.arch)[0].live
-    works = (plan.at(sizes, itemsize, target, live) for plan in plans(schedule, known))
+    asked = tuple(sizes.items())
+    works = (_work(plan, asked, itemsize, target) for plan in plans(schedule, known))
     return tuple(not work.products and work.steps <= 1 for work in works)
 
 
 @lru_cache(maxsize=8192)
 def _time(plan: KernelPlan, sizes: tuple[tuple[str, int], ...], itemsize: int, target: Target) -> float:
-    return plan_time(plan, dict(sizes), itemsize, target)
+    work = _work(plan, sizes, itemsize, target)
+    return kernel_time(work, plan.config, rates_for(work, rates_of(target.arch)), target)
 
 
-def plan_time(plan: KernelPlan, sizes: dict[str, int], itemsize: int, target: Target) -> float:
-    """Return the microseconds of one kernel at ``sizes``."""
-    rates = rates_of(target.arch)
-    work = plan.at(sizes, itemsize, target, rates[0].live)
-    return kernel_time(work, plan.config, rates_for(work, rates), target)
+@lru_cache(maxsize=1024)
+def _work(plan: KernelPlan, sizes: tuple[tuple[str, int], ...], itemsize: int, target: Target) -> Work:
+    return plan.at(dict(sizes), itemsize, target, rates_of(target.arch)[0].live)
 
 
 def rates_for(work: Work, rates: RatesOfKinds) -> Rates:

@@ -42,8 +42,8 @@ class TimeModel:
 
     def loops_alike(self, schedule: str, row: Row, sizes: Sizes) -> bool:
         """Return whether each kernel of ``schedule`` goes over its rows in one step at both sizes, or at neither: of two steps one loads while the other computes."""
-        own, here = (_in_one_step(schedule, s, ITEMSIZE[row.dtype], self.known, self.target) for s in (tuple(row.sizes.items()), sizes))
-        return own == here
+        there = kernels_in_one_step(schedule, self.known, row.sizes, ITEMSIZE[row.dtype], self.measured)
+        return there == kernels_in_one_step(schedule, self.known, dict(sizes), ITEMSIZE[row.dtype], self.target)
 
     def ratio(self, schedule: str, row: Row) -> float:
         """Return the logarithm of the row's time over that predicted for ``schedule`` at the row's sizes."""
@@ -60,11 +60,6 @@ def _unknown(labels: tuple[str, ...]) -> TimeModel:
 @lru_cache(maxsize=8192)
 def _time(schedule: str, sizes: Sizes, itemsize: int, known: Known, target: Target) -> float:
     return predicted_time(schedule, known, dict(sizes), itemsize, target)
-
-
-@lru_cache(maxsize=8192)
-def _in_one_step(schedule: str, sizes: Sizes, itemsize: int, known: Known, target: Target) -> tuple[bool, ...]:
-    return kernels_in_one_step(schedule, known, dict(sizes), itemsize, target)
 
 
 def weight(distance: float) -> float:
