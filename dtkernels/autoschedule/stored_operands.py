@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ..algebra.autodiff.rematerialization import is_limit_set
+from ..algebra.autodiff.rematerialization import is_limit_set, is_within_set_limit
 from ..algebra.operand_types import OperandTypes, rows_of
 from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
@@ -85,7 +85,7 @@ def _across_products(shape: SchedulingProblem) -> tuple[str, ...]:
     operands = {name: e for name, e in operand_names(shape.algorithm).items() if e in sides and _has_room(shape, e)}
     results = {name: dot for name, dot in batched_product_names(shape.algorithm).items() if dot in dots} if operands else {}
     kept = sum(4 * math.prod(shape.sizes[label] for label in ex.free_labels(e)) for e in (*operands.values(), *results.values()))
-    return (*operands, *results) if not is_limit_set() or not memory_limit() or kept <= memory_limit() else ()
+    return (*operands, *results) if is_within_set_limit(kept) else ()
 
 
 def _is_paired(shape: SchedulingProblem, operand: ex.Expr) -> bool:

@@ -27,6 +27,11 @@ def is_limit_set() -> bool:
     return bool(given)
 
 
+def is_within_set_limit(taken: int) -> bool:
+    """Return whether ``taken`` bytes are within the limit that the user has set, if there is one."""
+    return not is_limit_set() or not memory_limit() or taken <= memory_limit()
+
+
 def _given() -> str:
     return os.environ.get("DTKERNELS_MEMORY_LIMIT", "")
 

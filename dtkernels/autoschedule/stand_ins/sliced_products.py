@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from ...algebra.autodiff.rematerialization import is_limit_set, memory_limit
+from ...algebra.autodiff.rematerialization import is_within_set_limit
 from ...algebra.rules.constant_folding import drop_unused
 from ...algebra.rules.products.sliced_products import slice_offset
 from ...codegen.analysis.product_types import InputTypes, typed
@@ -78,8 +78,7 @@ def made_where_taken(
         return predicted_time(str(schedule), Known.of(changed, outputs), sizes, width, target)
 
     kept = sum(4 * math.prod(sizes[label] for label in algorithm[name].labels) for name in names)
-    has_room = not is_limit_set() or not memory_limit() or kept <= memory_limit()
-    if has_room and time(algorithm, whole) < FASTER * time(apart, found):
+    if is_within_set_limit(kept) and time(algorithm, whole) < FASTER * time(apart, found):
         return whole
     places = []
     for name, label in names.items():

@@ -11,10 +11,10 @@ After, with ``y_dot``, whose kernel reads nothing but operands::
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..expr import Access, Dot, Label, free_labels
+from ..expr import Dot, free_labels
+from .product_funcs import product_names, with_product
 
 if TYPE_CHECKING:
     from ..algorithm import Algorithm
@@ -22,24 +22,9 @@ if TYPE_CHECKING:
 
 def apart_product_names(algorithm: Algorithm) -> dict[str, Dot]:
     """Map the names that such products have in a schedule to the products: ``f_dot``, the second of ``f`` ``f_dot2``."""
-    taken, found = {*algorithm.names}, dict[str, Dot]()
-    for d in algorithm.definitions:
-        dots = [n for n in dict.fromkeys(d.expr.walk()) if isinstance(n, Dot) and n != d.expr and free_labels(n) == {*d.labels}]
-        for i, dot in enumerate((n for n in dots if n not in found.values()), 1):
-            name = f"{d.name}_dot{i if i > 1 else ''}"
-            while name in taken:
-                name += "_"
-            found[name] = dot
-    return found
+    return product_names(algorithm, "dot", lambda d, dot: dot != d.expr and free_labels(dot) == {*d.labels})
 
 
 def with_apart_product(algorithm: Algorithm, name: str, dot: Dot) -> Algorithm:
-    """Return the algorithm with a Func of the product before the first Func that reads it; as it is where nothing has the product any more."""
-    first = next((i for i, d in enumerate(algorithm.definitions) if dot in d.expr.walk()), None)
-    if first is None:
-        return algorithm
-    labels = algorithm.definitions[first].labels
-    access = Access(name, tuple(map(Label, labels)))
-    changed = tuple(replace(d, expr=d.expr.transform(lambda n: access if n == dot else n)) for d in algorithm.definitions)
-    made = replace(changed[first], name=name, labels=labels, expr=dot)
-    return algorithm.with_definitions((*changed[:first], made, *changed[first:]))
+    """Return the algorithm with a Func of the product, with the labels of the first Func that reads it."""
+    return with_product(algorithm, name, dot, lambda d: d.labels)

@@ -13,10 +13,10 @@ A tile of such a product holds one place of ``f``: of each sector of memory it w
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..expr import Access, Dot, Expr, Label, accesses, free_labels, own_labels
+from ..expr import Dot, Expr, Label, accesses, free_labels, own_labels
+from .product_funcs import product_names, with_product
 
 if TYPE_CHECKING:
     from ..algorithm import Algorithm, Definition
@@ -24,15 +24,7 @@ if TYPE_CHECKING:
 
 def batched_product_names(algorithm: Algorithm) -> dict[str, Dot]:
     """Map the names that such products have in a schedule to the products: ``f_product``, the second of ``f`` ``f_product2``."""
-    taken, found = {*algorithm.names}, dict[str, Dot]()
-    for d in algorithm.definitions:
-        own = [n for n in dict.fromkeys(d.expr.walk()) if isinstance(n, Dot) and _is_batched_last(d, n)]
-        for i, dot in enumerate((n for n in own if n not in found.values()), 1):
-            name = f"{d.name}_product{i if i > 1 else ''}"
-            while name in taken:
-                name += "_"
-            found[name] = dot
-    return found
+    return product_names(algorithm, "product", _is_batched_last)
 
 
 def lies_across(dot: Dot, side: Expr) -> bool:
@@ -44,13 +36,8 @@ def lies_across(dot: Dot, side: Expr) -> bool:
 
 def with_batched_product(algorithm: Algorithm, name: str, dot: Dot) -> Algorithm:
     """Return the algorithm with a Func of the product, the labels that both operands have first, before the first Func that reads it."""
-    first = next(i for i, d in enumerate(algorithm.definitions) if dot in d.expr.walk())
     batch = free_labels(dot.left) & free_labels(dot.right)
-    labels = tuple(sorted(_kept(dot, algorithm.definitions[first]), key=lambda label: label not in batch))
-    access = Access(name, tuple(map(Label, labels)))
-    changed = tuple(replace(d, expr=d.expr.transform(lambda n: access if n == dot else n)) for d in algorithm.definitions)
-    made = replace(changed[first], name=name, labels=labels, expr=dot)
-    return algorithm.with_definitions((*changed[:first], made, *changed[first:]))
+    return with_product(algorithm, name, dot, lambda d: tuple(sorted(_kept(dot, d), key=lambda label: label not in batch)))
 
 
 def _is_batched_last(d: Definition, dot: Dot) -> bool:
