@@ -21,6 +21,7 @@ from .cost.kernel_config import KernelConfig
 from .fit_resources import fit_resources
 from .fusion import fusion, stated
 from .rules.registry import proposals as rule_proposals
+from .stand_ins.merged_labels import with_merged_labels
 from .stand_ins.rearranged_outputs import RearrangedOutputs
 from .stand_ins.sliced_products import made_where_taken
 
@@ -40,7 +41,8 @@ def default_schedule(
     if (found := _in_two(algorithm, outputs, sizes, itemsize, target, in_order)) is not None:
         return found
     found = _best(algorithm, outputs, sizes, itemsize, target, in_order)
-    return made_where_taken(algorithm, outputs, sizes, itemsize, target, found, lambda a: _best(a, outputs, sizes, itemsize, target, in_order))
+    found = made_where_taken(algorithm, outputs, sizes, itemsize, target, found, lambda a: _best(a, outputs, sizes, itemsize, target, in_order))
+    return with_merged_labels(algorithm, outputs, sizes, itemsize, target, found, lambda a, n: default_schedule(a, outputs, n, itemsize, target, in_order))
 
 
 def _best(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target, in_order: bool) -> Schedule:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from copy import copy
+from dataclasses import replace
 from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +33,9 @@ class KernelPlan:
     """The parts of a kernel's work that do not depend on sizes."""
 
     def __init__(self, config: KernelConfig, known: Known, aligned: frozenset[str], fused: frozenset[str] = frozenset()):
+        self.runs: dict[str, tuple[str, ...]] = {}  #: labels that count runs of others, in this plan as if no others were there
+        if config.merged:
+            config, known, self.runs = _along_runs(config, known)
         self.config, self.known, self.aligned = config, known, aligned | frozenset(config.copies)
         own = known.funcs.get(config.func) or known.outline.funcs[-1]
         self.blocks, self.tiles = dict(config.blocks), config.all_of("tiles")
@@ -78,6 +83,7 @@ class KernelPlan:
 
     def resized(self, config: KernelConfig) -> KernelPlan:
         """Return the plan of a kernel of the same form and of other sizes."""
+        config = replace(config, merged=(), fused=self.config.fused) if self.runs else config
         plan = copy(self)
         vars(plan).pop("_elementwise", None)
         plan.config, plan.blocks, plan.tiles, plan.split = config, dict(config.blocks), config.all_of("tiles"), self._split_labels(config)
@@ -243,6 +249,8 @@ class KernelPlan:
 
     def at(self, sizes: dict[str, int], itemsize: int, target: Target, live: float) -> Work:
         """Return the work at ``sizes``, for inputs and products of ``itemsize`` bytes an element. ``live``: registers of an element of a tile of rows."""
+        if self.runs:
+            sizes = sizes | {name: math.prod(sizes.get(x, 1) for x in run) for name, run in self.runs.items()}
         single = self.products and all(sizes.get(x, 1) == 1 and self.tiles.get(x, 1) == 1 for p, *_ in self.products for x in p.reduced)
         return KernelCount(self._elementwise if single else self, sizes, itemsize, target).work(live)
 
@@ -252,6 +260,18 @@ class KernelPlan:
         funcs = tuple([f._replace(reduced=(), products=(), light=f.light + len(f.products)) if f.products else f for f in self.known.outline.funcs])
         known = Known(self.known.outline._replace(funcs=funcs), tuple(self.known.outputs))
         return KernelPlan(self.config, known, self.aligned)
+
+
+def _along_runs(config: KernelConfig, known: Known) -> tuple[KernelConfig, Known, dict[str, tuple[str, ...]]]:
+    """Return a kernel whose merged labels are labels of its Funcs, where these lie beside each other in all that it moves; else as it was, without runs."""
+    runs = config.merges
+    inside = [known.funcs[f] for f in (config.func, *(f for f, _ in config.members)) if f in known.funcs]
+    name_of = {x: name for name, run in runs.items() for x in run}
+    renamed = {x for own, labels in known.aliases.items() for x in (own, *labels)}
+    if not inside or renamed & name_of.keys() or any(f.merged(runs) is None for f in inside):
+        return config, known, {}
+    fused = tuple([replace(f, loop=name_of.get(f.loop, f.loop)) for f in config.fused])
+    return replace(config, merged=(), fused=fused), known.merged(tuple(runs.items())), runs
 
 
 def _nests(func: FuncOutline) -> tuple[tuple[str, ...], ...]:

@@ -5,6 +5,7 @@ An outline is small enough to be stored beside an op's signature, so that a firs
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,6 +65,28 @@ class FuncOutline(NamedTuple):
         return {*self.labels}.difference(*(own for own in of_terms if own & {*self.reduced}))
 
 
+    def merged(self, names: dict[str, tuple[str, ...]]) -> FuncOutline | None:
+        """Return the outline with one label for each run of ``names``; None where one has labels of a run that are not beside each other."""
+        parts, firsts = {x for run in names.values() for x in run}, {run[0]: name for name, run in names.items()}
+
+        def one(labels: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple([firsts.get(x, x) for x in labels if x in firsts or x not in parts])
+
+        for labels in (self.labels, self.reduced, *(tuple([x for x, _ in r.labels]) for r in self.reads)):
+            for run in names.values():
+                at = next((i for i, x in enumerate(labels) if x in run), None)
+                if at is not None and labels[at : at + len(run)] != run:
+                    return None
+        sides = [side for p in self.products for side in p if parts & {*side}]
+        if any(x in parts for word in self.bounded for x in re.split(r"[+]|<=", word)) or any({*run} & {*side} and not {*run} <= {*side} for side in sides for run in names.values()):
+            return None
+        if any(by > 1 and x in parts for r in self.reads for x, by in r.labels) or any(len(r.last) > 1 and parts & {*r.last} for r in self.reads):
+            return None
+        products = tuple([Product(*map(one, p)) for p in self.products])
+        reads = tuple([Read(r.tensor, tuple([(x, dict(r.labels).get(x, 1)) for x in one(tuple([x for x, _ in r.labels]))]), tuple([_run_of(x, names) for x in r.last])) for r in self.reads])
+        return self._replace(labels=one(self.labels), reduced=one(self.reduced), products=products, reads=reads)
+
+
 class Outline(NamedTuple):
     """The Funcs of a prepared algorithm, in order of definition."""
 
@@ -101,6 +124,11 @@ class Outline(NamedTuple):
         """Return the outline that stands for an unknown algorithm: it reads and writes one tensor with all labels."""
         read = Read("", tuple([(x, 1) for x in labels]), labels[-1:])
         return Outline((FuncOutline("", labels, (), (read,), (), 1, 4, ()),), ())
+
+
+def _run_of(label: str, names: dict[str, tuple[str, ...]]) -> str:
+    """Return the label that stands for ``label``, if it is the last one of a run."""
+    return next((name for name, run in names.items() if run[-1] == label), label)
 
 
 def paired_terms(func: FuncOutline) -> tuple[str, ...]:
@@ -161,6 +189,17 @@ class Known:
         """Labels whose extent is the row pitch of an input or output."""
         results = [f.labels[-1] for f in self.outline.funcs if f.name in self.outputs and len(f.labels) > 1]
         return frozenset(results).union(self.pitches)
+
+    def merged(self, names: tuple[tuple[str, tuple[str, ...]], ...]) -> Known:
+        """Return what is known with one label for each run of ``names`` in all Funcs that have the labels of a run beside each other."""
+        if (found := self._merged.get(names)) is None:
+            funcs = tuple([f.merged(dict(names)) or f for f in self.outline.funcs])
+            found = self._merged[names] = Known(self.outline._replace(funcs=funcs), tuple(self.outputs), self.float8, self.bytewise)
+        return found
+
+    @cached_property
+    def _merged(self) -> dict[tuple, Known]:
+        return {}
 
     @cached_property
     def narrow(self) -> frozenset[str]:

@@ -105,9 +105,14 @@ def _labels_reduced_of(shape: SchedulingProblem, func: str, made: str) -> set[st
 
 
 def _is_made_of(shape: SchedulingProblem, func: str, made: str) -> bool:
-    if func == made or func not in shape.algorithm or shape.dots(func):
-        return func == made
-    return any(_is_made_of(shape, a.tensor, made) for a in ex.accesses(shape.algorithm[func].expr))
+    """Return whether ``func`` is ``made``, or made from it without a product between. Each Func is looked at once: top-k reads those before it twice each."""
+    todo, seen = [func], {func}
+    for f in todo:
+        if f != made and f in shape.algorithm and not shape.dots(f):
+            more = {a.tensor for a in ex.accesses(shape.algorithm[f].expr)} - seen
+            seen |= more
+            todo += more
+    return made in seen
 
 
 def reduces_products(shape: SchedulingProblem, func: str) -> bool:

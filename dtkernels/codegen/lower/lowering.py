@@ -314,11 +314,19 @@ class _Lowering:
                 index.append(env[label])
             elif (number := self._block_number(label)) is not None:
                 index.append(number)
-            elif self.tile_size(d.name, label) == WHOLE:
-                index.append(position(self.whole_axis(label), label in self.reversed))
+            elif (whole := self._within_whole_tile(d.name, label)) is not None:
+                index.append(whole)
             else:
                 return None
         return tuple(index)
+
+    def _within_whole_tile(self, func: str, label: str) -> Tile | None:
+        """Return the index along a label that one tile holds whole, by itself or merged with others; None where none does."""
+        together = next((name for name, parts in self.merged.items() if label in parts), label)
+        if self.tile_size(func, together) != WHOLE:
+            return None
+        axis = self.whole_axis(together)
+        return self.parts(together, axis).get(label) or position(axis, label in self.reversed)
 
     def _block_number(self, label: str) -> Tile | None:
         """Return the value of a label that numbers the blocks of another label, where this kernel has these blocks."""
@@ -350,8 +358,8 @@ class _Lowering:
     def _covers_whole_func(self, definition: Definition, index: tuple[Tile, ...]) -> bool:
         """Return whether ``index`` covers the whole Func: each label by itself. ``f[x, x]`` is only its diagonal, ``f[x + 1]`` lacks its first element."""
         axes = [a for i in index if (a := axis_of(i)) is not None]
-        alone = all(spans(i, label) or label in self.counted for label, i in zip(definition.labels, index))
-        return alone and len(set(axes)) == len(axes)
+        alone = all(spans(i, label) or label in self.counted or self._is_part(label, i) for label, i in zip(definition.labels, index))
+        return alone and len(set(axes)) == len(axes) and len(set(index)) == len(index)
 
     def _mask_outside(self, definition: Definition, index: tuple[Tile, ...], value: Tile) -> Tile:
         """Mask a shifted Func: outside its extents it reads 0, as an input does."""
