@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -111,7 +112,7 @@ def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int], has_room: 
     since one stage loads nothing ahead; then its widest label half as wide, then the next; then a stage less. Stages stay as they are
     where fewer do not help, as where accumulators lack registers: narrower tiles have room for them.
     """
-    schedule = program.schedule
+    schedule, sizes = program.schedule, sizes | {label: math.prod(sizes[x] for x in parts) for label, parts in kernel.merged}
     kernel = replace(kernel, func=_stated(program, kernel.func))
     loads = tuple(t for t in kernel.descriptors if t not in kernel.writes)
     if has_matrix_product(kernel.body) and 0 < len(loads) < len(kernel.descriptors):

@@ -9,6 +9,7 @@ guess.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -140,13 +141,15 @@ def _check_triton(kernel: Kernel, target: Target) -> None:
 
 def whole_extent_labels(kernels: tuple[Kernel, ...]) -> tuple[str, ...]:
     """Return the labels whose whole extent is one tile somewhere: the resources of the kernels depend on their sizes."""
+    merged = {label: parts for k in kernels for label, parts in k.merged}
     axes = (s.axis for k in kernels for s in statements(k.body) if isinstance(s, nest.Index) and s.axis.tile == nest.WHOLE)
-    return tuple(dict.fromkeys(a.label for a in axes))
+    return tuple(dict.fromkeys(x for a in axes for x in merged.get(a.label, (a.label,))))
 
 
 class _Estimate:
     def __init__(self, kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool):
-        self.kernel, self.sizes, self.itemsizes, self.target, self.tf32 = kernel, sizes, itemsizes, target, tf32
+        self.kernel, self.itemsizes, self.target, self.tf32 = kernel, itemsizes, target, tf32
+        self.sizes = sizes | {label: math.prod(sizes.get(x, 1) for x in parts) for label, parts in kernel.merged}
         self.threads = kernel.num_warps * target.warp_size
         self.smallest = 16 if has_matrix_product(kernel.body) else 1
         self.loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, DescriptorLoad))}

@@ -274,6 +274,7 @@ class Kernel:
     options: tuple[tuple[str, int], ...] = ()  #: further launch options
     evict: tuple[tuple[str, str], ...] = ()  #: buffer -> which of its cached lines go first
     constants: tuple[str, ...] = ()  #: labels whose extent is known at compile time
+    merged: tuple[tuple[str, tuple[str, ...]], ...] = ()  #: labels that count several others together, with these
     workspaces: tuple[Workspace, ...] = ()  #: those it reads or writes
     block_stages: int = 0  #: pipelining depth of the loop over blocks of a persistent kernel
     approximate: tuple[str, ...] = ()  #: functions computed by the GPU's approximate instruction

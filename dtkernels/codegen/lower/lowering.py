@@ -103,7 +103,7 @@ class _Lowering:
         body = additions(tuple(self.top.body), self.added, self.algorithm)
         self.options.check(body, self._touched(body))
         writes = tuple(dict.fromkeys((*((self.root,) if self.stores_root else ()), *self.stored)))
-        return Kernel(self.root, self.root, (), writes, (), (), (), body, **self.options.launch_fields())
+        return Kernel(self.root, self.root, (), writes, (), (), (), body, merged=tuple(self.merged.items()), **self.options.launch_fields())
 
     def _touched(self, body: tuple[Statement, ...]) -> frozenset[str]:
         """Return the buffers that the body reads or writes."""

@@ -12,6 +12,7 @@ from window_forms import FORMS
 import dtkernels
 from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.autoschedule.stand_ins.merged_labels import MergedLabels
 from dtkernels.codegen.lower.merged_labels import declare_merged_labels
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
@@ -177,3 +178,50 @@ def test_descriptors_of_tensors_with_two_runs_of_dimensions_as_one():
     text += "f.block(d:16, p:16); f.tensorize(d:16, p:16, k:16); f.descriptor(Z);"
     assert "joined_dimensions(joined_dimensions(Z, 2, 3), 0, 1)" in dtkernels.compile(text).source
     check(text, *random((3, 20, 8, 5), (3, 20, 17)))
+
+
+COPIED = "Func r, s; In D, g; Var b, y, x, o; r[b, y, x, o] = 2 * D[b, y, x, o]; s[o] = rsum(D[b, y, x, o], b, y, x) * g[o]; r.compile(); s.compile(); r.fuse_at(s, x); s.merge(p, b, y, x); "
+
+
+@pytest.mark.parametrize("given", ["dense", "turned"])
+@pytest.mark.parametrize(
+    "more",
+    ["s.block(o:4); s.tensorize(p:16, o:4);", "s.block(o:4); s.tensorize(p:0, o:4);", "s.block(o:4); s.tensorize(p:8, o:4); s.split(p:3);"],
+)
+def test_an_output_is_stored_in_a_merged_loop_or_tile(more, given):
+    d, g = random((2, 5, 7, 9), (9,))
+    check(COPIED + more, d if given == "dense" else d.transpose(1, 2).contiguous().transpose(1, 2), g)
+
+
+def test_a_diagonal_of_merged_labels_is_not_all_of_an_output():
+    text = "Func r, s; In D; Var x, y, o; r[x, y] = 2 * D[x, y]; s[o] = rsum(r[x, x] * D[x, o], x); r.fuse_at(s, x); s.block(o:4); s.tensorize(x:4, o:4);"
+    with pytest.raises(dtkernels.DTError, match="an output is computed over all its labels: found r is not"):
+        dtkernels.compile(text + "r.compile(); s.compile();")
+
+
+MLP = (
+    "Func v, d, f, c, e; In X, W, D; Var b, y, x, j, k; v[b, y, x, j] = rdot(X[b, y, x, k], W[j, k], k); d[b, y, x, j] = D[b, y, x, j] * erfc(v[b, y, x, j]);"
+    "f[b, y, x, k] = rdot(d[b, y, x, j], W[j, k], j); c[j] = rsum(d[b, y, x, j], b, y, x); e[j, k] = rdot(d[b, y, x, j], X[b, y, x, k], b, y, x);"
+)
+NORM = (
+    "Func u, h, g, f; In X, D, s; Var b, c, y, x; u[b, c, y, x] = D[b, c, y, x] * sigmoid(X[b, c, y, x] * s[b, c]); h[b, c] = rsum(u[b, c, y, x], y, x);"
+    "g[b, c] = rsum(u[b, c, y, x] * X[b, c, y, x], y, x); f[b, c, y, x] = u[b, c, y, x] * s[b, c];"
+)
+
+
+@pytest.mark.parametrize(
+    "text, outputs, sizes, shapes",
+    [
+        (MLP, ("f", "c", "e"), dict(b=16, y=14, x=14, j=3040, k=760), ((2, 5, 7, 24), (40, 24), (2, 5, 7, 40))),
+        (NORM, ("h", "g", "f"), dict(b=32, c=256, y=27, x=27), ((2, 3, 5, 7), (2, 3, 5, 7), (2, 3))),
+    ],
+    ids=["mlp", "norm"],
+)
+@pytest.mark.parametrize("given", ["dense", "turned"])
+def test_schedules_of_algorithms_with_merged_labels_are_right_at_small_sizes(text, outputs, sizes, shapes, given):
+    algorithm = prepare_algorithm(parse(text).algorithm, outputs)
+    merged = MergedLabels.of(algorithm, outputs, sizes)
+    schedule = merged.restored(algorithm, default_schedule(merged.algorithm, outputs, merged.sizes, 2, target("h200")))
+    assert any("y" in parts for f in algorithm.funcs for parts in schedule.merged(f).values()), str(schedule)
+    first, *rest = random(*shapes)
+    check(text + str(schedule), first if given == "dense" else first.transpose(1, 2).contiguous().transpose(1, 2), *rest)
