@@ -61,7 +61,7 @@ def _best(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int],
         found.append((taken / share if share else math.inf, len(found), schedule))
         if 0 in sizes.values() or g.moved.left_out or taken <= NARROWED * g.time(way):
             break
-    return min(found)[-1] if found else next(schedules(algorithm, outputs, sizes, itemsize, target))
+    return min(found)[-1] if found else next(schedules(algorithm, outputs, sizes, itemsize, target), f.moved.restored(Schedule(f.compiled)))
 
 
 def _in_two(

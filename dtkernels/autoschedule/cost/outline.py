@@ -72,12 +72,12 @@ class FuncOutline(NamedTuple):
         def one(labels: tuple[str, ...]) -> tuple[str, ...]:
             return tuple([firsts.get(x, x) for x in labels if x in firsts or x not in parts])
 
-        for labels in (self.labels, self.reduced, *(tuple([x for x, _ in r.labels]) for r in self.reads)):
+        for labels in (self.labels, *(tuple([x for x, _ in r.labels]) for r in self.reads)):
             for run in names.values():
                 at = next((i for i, x in enumerate(labels) if x in run), None)
                 if at is not None and labels[at : at + len(run)] != run:
                     return None
-        sides = [side for p in self.products for side in p if parts & {*side}]
+        sides = [side for side in (self.reduced, *(side for p in self.products for side in p)) if parts & {*side}]  # in any order
         if any(x in parts for word in self.bounded for x in re.split(r"[+]|<=", word)) or any({*run} & {*side} and not {*run} <= {*side} for side in sides for run in names.values()):
             return None
         if any(by > 1 and x in parts for r in self.reads for x, by in r.labels) or any(len(r.last) > 1 and parts & {*r.last} for r in self.reads):

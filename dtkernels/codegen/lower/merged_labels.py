@@ -33,7 +33,8 @@ def declare_merged_labels(program: Program) -> Program:
     algorithm: Algorithm = program.algorithm
     for p in (p for p in program.schedule.primitives if isinstance(p, Merge)):
         name, labels, own = p.label, p.parts, algorithm[p.func].labels
-        sums = list(dict.fromkeys(found for m in (p.func, *sorted(funcs_in_kernel(program, p.func))) if (found := reduction_labels(algorithm, m))))
+        members = (p.func, *sorted(funcs_in_kernel(program, p.func)))
+        sums = list(dict.fromkeys(found for m in members if (found := reduction_labels(algorithm, m))))
         of_sum = not set(labels) <= set(own)  # a fused sum may go over labels of the result too
         if of_sum and not any(set(labels) <= set(s) for s in sums):
             allowed = " or ".join(", ".join(s) for s in (own, *sums)) + ("" if sums else " or none")
@@ -41,7 +42,7 @@ def declare_merged_labels(program: Program) -> Program:
         every = [x for parts in program.schedule.merged(p.func).values() for x in parts]
         if twice := next((x for x in labels if every.count(x) > 1), None):
             raise DTError("merge names a label once", found=f"{twice!r} twice", at=p.pos)
-        if along := next((d.expr.label for d in algorithm.definitions if isinstance(d.expr, ex.Scan) and d.expr.label in labels), None):
+        if along := next((e.label for e in (algorithm[m].expr for m in members) if isinstance(e, ex.Scan) and e.label in labels), None):
             raise DTError("merge names labels whose loops may go in any order", found=f"{along!r}, along which a scan runs", at=p.pos)
         extent: ex.Expr = ex.Len(labels[0])
         for label in labels[1:]:

@@ -81,3 +81,23 @@ def test_a_merged_label_whose_parts_lie_apart_is_counted_by_its_parts():
     program = parse(text)
     (plan,) = plans(str(program.schedule), Known.of(prepared(text, "f"), ("f",)))
     assert plan.runs == {} and plan.merged == {"p": ("y", "x")}
+
+
+RECURRENCE = (
+    "Func k, c, f; In X, W, V; Var n, t, o; RVar i; k[n, t, o] = rdot(X[n, t, i], W[o, i], i); c[n, t, o] = rdot(X[n, t, i], V[o, i], i);"
+    "f[n, t, o] = rrecur(1 - sigmoid(k[n, t, o]), sigmoid(k[n, t, o]) * c[n, t, o], t);"
+)
+
+
+@pytest.mark.parametrize("sizes", [dict(n=13, t=301, i=400, o=776), dict(n=13, t=304, i=400, o=777)])
+def test_products_merge_labels_along_which_another_kernel_runs_in_order(sizes):
+    """No schedule had been legal: a rule merged the rows of the products, which are those of the recurrence."""
+    algorithm = prepared(RECURRENCE, "f")
+    schedule = default_schedule(algorithm, ("f",), sizes, 2, H200)
+    assert schedule.sizes("k", "tensorize") and schedule.merged("f") == {} and len(lower(Program(algorithm, schedule))) == 3
+
+
+def test_a_program_for_which_no_way_to_fuse_is_legal_gets_a_plain_schedule(monkeypatch):
+    monkeypatch.setattr("dtkernels.autoschedule.fusion.Fusion.is_legal", lambda *_: False)
+    schedule = default_schedule(prepared(RECURRENCE, "f"), ("f",), dict(n=2, t=8, i=16, o=16), 2, H200)
+    assert str(schedule) == "f.compile();"

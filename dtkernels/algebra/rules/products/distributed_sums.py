@@ -15,9 +15,11 @@ def distribute_differences(algorithm: Algorithm) -> Algorithm:
     """Sum the two sides of a difference by themselves, where the difference has labels of both sides of what would be a matrix product.
 
     Before: ``d_Q[m, k] = rsum(w[m, n] * (Q[m, k] - X[n, k]), n);``
-    After:  ``d_Q_sum[m] = rsum(w[m, n], n);  d_Q[m, k] = Q[m, k] * d_Q_sum[m] - rdot(cast(w[m, n], fp32), cast(X[n, k], fp32), n);``
+    After:  ``d_Q_sum[m] = rsum(w[m, n], n);
+            d_Q[m, k] = (Q[m, k] - Q[0, k]) * d_Q_sum[m] - rdot(cast(w[m, n], fp32), cast(X[n, k] - Q[0, k], fp32), n);``
 
-    So are gradients of distances, and residuals to centers. The products are in float32, since the two sides may cancel. A square is left alone.
+    So are gradients of distances, and forces between points. The two sides may cancel: the products are in float32, and both sides are relative to the
+    first row, so that what is lost depends on how far rows lie from each other, not on how far from 0. A square is left alone.
     """
     integral = algorithm.integer_inputs()
 
@@ -26,7 +28,7 @@ def distribute_differences(algorithm: Algorithm) -> Algorithm:
         sums = [f for f in factors if isinstance(f, ex.Binary) and f.op in "+-"]
         if len(sums) != 1 or next(split_into_sides(node), None) or any(a.tensor in integral for a in ex.accesses(node.arg)):
             return node
-        rest, (both,) = [f for f in factors if f is not sums[0]], sums
+        rest, both = [f for f in factors if f is not sums[0]], _relative(sums[0], node.labels)
         left, right = (_summed(node, rest, side) if rest else None for side in (both.left, both.right))
         if left is None or right is None or not (isinstance(left, ex.Dot) or isinstance(right, ex.Dot)):
             return node
@@ -34,6 +36,16 @@ def distribute_differences(algorithm: Algorithm) -> Algorithm:
 
     changed = with_sums(algorithm, change)
     return algorithm if changed == algorithm else extract_nested_reductions(changed, invariant=True)
+
+
+def _relative(both: ex.Binary, summed: tuple[str, ...]) -> ex.Binary:
+    """Return a difference with the first element along the labels that no sum goes over subtracted on both sides. Where there is a result, there is one."""
+    apart = [side for side in (both.left, both.right) if not ex.free_labels(side) & {*summed}]
+    if both.op != "-" or len(apart) != 1:
+        return both
+    other = both.right if apart[0] is both.left else both.left
+    first = ex.substitute(apart[0], dict.fromkeys(ex.free_labels(apart[0]) - ex.free_labels(other), ex.Const(0)))
+    return replace(both, left=ex.Binary("-", both.left, first), right=ex.Binary("-", both.right, first))
 
 
 def _summed(node: ex.Reduce, rest: list[ex.Expr], side: ex.Expr) -> ex.Expr | None:
