@@ -142,7 +142,7 @@ def performer(q, k, v, w, scale):
 
 def sigmoid_router(x, w, bias, factor):
     z = torch.sigmoid(wide(x) @ wide(w).mT)
-    g = z.gather(1, torch.topk(z + wide(bias), 6, -1).indices)
+    g = z.gather(1, torch.topk(z + wide(bias), 4, -1).indices)
     return (factor * g / g.sum(-1, keepdim=True)).to(x.dtype)
 
 
@@ -322,7 +322,7 @@ ATTENTIONS = {
 
 MORE = {
     "sigmoid_router": Untuned(
-        "Func z, i, g, out; In X, W, bias; SIn factor; Var t, j; RVar e, d; Extent j = 6; z[t, e] = sigmoid(rdot(X[t, d], W[e, d], d)); i[t, j] = rargtopk(z[t, e] + bias[e], e, j);"
+        "Func z, i, g, out; In X, W, bias; SIn factor; Var t, j; RVar e, d; Extent j = 4; z[t, e] = sigmoid(rdot(X[t, d], W[e, d], d)); i[t, j] = rargtopk(z[t, e] + bias[e], e, j);"
         " g[t, j] = z[t, i[t, j]]; out[t, j] = factor * g[t, j] / rsum(g[t, j], j);",
         sigmoid_router, {"X": "td", "W": "ed", "bias": "e"}, (dict(t=8192, d=2048, e=64), dict(t=3001, d=1111, e=97)), (dict(t=333, d=520, e=61),), dict(t=21, d=37, e=19),
         scalars=(2.5,), products=along("t", "d", "e"), grad=("X", "W"), kinds={"W": "small", "bias": "small"}),

@@ -270,4 +270,14 @@ ATTENTIONS = {
         forms.sigmoid_attention, QKV, **HEADS, scalars=(0.0883, 8.3), grad=("Q", "K", "V"), backward=2.5),
 }  # fmt: skip
 
-PROGRAMS: dict[str, Untuned] = NORMS | SUMS | ELEMENTS | WITH_PRODUCTS | ATTENTIONS | untuned_rows.PROGRAMS | untuned_products.PROGRAMS | untuned_layers.PROGRAMS | untuned_science.PROGRAMS
+PROGRAMS: dict[str, Untuned] = (
+    NORMS
+    | SUMS
+    | ELEMENTS
+    | WITH_PRODUCTS
+    | ATTENTIONS
+    | untuned_rows.PROGRAMS
+    | untuned_products.PROGRAMS
+    | untuned_layers.PROGRAMS
+    | untuned_science.PROGRAMS
+)
