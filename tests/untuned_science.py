@@ -461,8 +461,8 @@ LOOKUPS = {
         bag_means, {"W": "vy", "t": "bs", "N": "b"}, (dict(v=100000, b=4096, s=64, y=256), dict(v=50000, b=1501, s=41, y=100)), (dict(v=1000, b=130, s=21, y=33),), dict(v=31, b=5, s=9, y=19),
         kinds={"t": "index:v", "N": "index:s", "W": "table"}, grad=("W",)),
     "hashed_embedding": Untuned(
-        "Func first, second, out; In W, t, z; Var b, s, y, v; Extent v = W[0]; first[b, s] = ((t[b, s] ^ (t[b, s] >> 3)) * 40503) % len(v); second[b, s] = (t[b, s] * 2654435761 + 7) % len(v);"
-        " out[b, s, y] = z[y] * (W[first[b, s], y] + W[second[b, s], y]);",
+        "Func first, out; In W, t, z; Var b, s, y, v; Extent v = W[0]; first[b, s] = ((t[b, s] ^ (t[b, s] >> 3)) * 40503) % len(v);"
+        " out[b, s, y] = z[y] * (W[first[b, s], y] + W[(t[b, s] * 2654435761 + 7) % len(v), y]);",
         hashed_embedding, {"W": "vy", "t": "bs", "z": "y"}, (dict(v=65536, u=1000000, b=16, s=1024, y=512), dict(v=9973, u=1000000, b=7, s=333, y=300)), (dict(v=997, u=100000, b=3, s=61, y=33),),
         dict(v=31, u=1000, b=2, s=9, y=19), kinds={"t": "index:u", "W": "table"}, grad=("W", "z")),
     "graph_convolution": Untuned(
