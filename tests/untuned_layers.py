@@ -236,7 +236,7 @@ PRODUCTS = {
         " out[b, t, o] = sigmoid(rdot(q[b, t, c], R[o, c], c)) * rdot(k[b, t, j], V[o, j], j);",
         rwkv_channel_mix, {"X": "btc", "mk": "c", "mr": "c", "K": "jc", "R": "cc", "V": "cj"}, (dict(b=4, t=1024, c=1024, j=3584), dict(b=3, t=501, c=770, j=2040)),
         (dict(b=2, t=130, c=200, j=333),), dict(b=2, t=15, c=19, j=45), products=times("btcj", "btcc", "btcj"), grad=("X", "mk", "mr", "K", "R", "V"),
-        kinds={"K": "small", "R": "small", "V": "small"}),
+        kinds={"K": "small", "R": "small", "V": "small"}, dtypes=("fp16",)),
     "reglu_rmsnorm": Untuned(
         "Func u, ms, out; In X, W, b, V, c, g; SIn eps; Var t; RVar i, o; u[t, o] = (rdot(X[t, i], W[o, i], i) + b[o]) * maximum(rdot(X[t, i], V[o, i], i) + c[o], 0);"
         " ms[t] = rmean(u[t, o] * u[t, o], o); out[t, o] = u[t, o] * rsqrt(ms[t] + eps) * g[o];",
