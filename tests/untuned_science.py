@@ -366,7 +366,7 @@ NUMERICS = {
         " + U[b, z, y, x + 1] + U[b, z, y, x - 1] - 6 * U[b, z, y, x]);",
         heat_step_3d, {"U": "bzyx"}, (dict(b=2, z=256, y=256, x=256), dict(b=3, z=99, y=101, x=133)), (dict(b=2, z=17, y=33, x=65),), dict(b=2, z=5, y=6, x=7), scalars=(0.1,), grad=("U",)),
     "gray_scott": Untuned(
-        "Func w, a, c, out; In U, V; SIn du, dv, feed, kill; Var b, y, x, h, l; Extent h = U[1]; Extent l = U[2]; w[b, h, l] = U[b, h, l] * V[b, h, l] * V[b, h, l];"
+        "Func w, a, out; In U, V; SIn du, dv, feed, kill; Var b, h, l; Extent h = U[1]; Extent l = U[2]; w[b, h, l] = U[b, h, l] * V[b, h, l] * V[b, h, l];"
         " a[b, h, l] = U[b, h, l] + du * (U[b, (h + 1) % len(h), l] + U[b, (h - 1) % len(h), l] + U[b, h, (l + 1) % len(l)] + U[b, h, (l - 1) % len(l)] - 4 * U[b, h, l]) - w[b, h, l] + feed * (1 - U[b, h, l]);"
         " out[b, h, l] = V[b, h, l] + dv * (V[b, (h + 1) % len(h), l] + V[b, (h - 1) % len(h), l] + V[b, h, (l + 1) % len(l)] + V[b, h, (l - 1) % len(l)] - 4 * V[b, h, l]) + w[b, h, l]"
         " - (feed + kill) * V[b, h, l]; a.compile(); out.compile();",
