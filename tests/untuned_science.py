@@ -454,7 +454,7 @@ OPTIMIZERS = {
 
 LOOKUPS = {
     "gat_softmax": Untuned(
-        "Func e, t, out; In A, g, T; Var n, h, v; e[n, h] = exp(where(A[n, h] > 0, A[n, h], 0.2 * A[n, h])); t[v, h] = rsum(where(g[n] == v, e[n, h], 0), n) + 0 * T[v]; out[n, h] = e[n, h] / t[g[n], h];",
+        "Func e, t, out; In A, g, T; Var n, h, v; Extent v = T[0]; e[n, h] = exp(where(A[n, h] > 0, A[n, h], 0.2 * A[n, h])); t[v, h] = rsum(where(g[n] == v, e[n, h], 0), n); out[n, h] = e[n, h] / t[g[n], h];",
         gat_softmax, {"A": "nh", "g": "n", "T": "v"}, (dict(n=65536, h=8, v=1024), dict(n=5003, h=5, v=333)), (dict(n=1111, h=3, v=65),), dict(n=61, h=3, v=7), kinds={"g": "sorted:v"}, grad=("A",)),
     "bag_means": Untuned(
         "Func out; In W, t, N; Var b, y; RVar s; out[b, y] = rsum(where(s < N[b], W[t[b, s], y], 0), s) / N[b];",
