@@ -9,8 +9,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 import untuned_forms as forms
+import untuned_layers
 import untuned_products
 import untuned_rows
+import untuned_science
 from untuned_program import Untuned, along, of_attention
 
 # Sizes that several share. Checked on a GPU: more blocks than multiprocessors, several steps of every loop, and sizes that nothing divides.
@@ -268,4 +270,14 @@ ATTENTIONS = {
         forms.sigmoid_attention, QKV, **HEADS, scalars=(0.0883, 8.3), grad=("Q", "K", "V"), backward=2.5),
 }  # fmt: skip
 
-PROGRAMS: dict[str, Untuned] = NORMS | SUMS | ELEMENTS | WITH_PRODUCTS | ATTENTIONS | untuned_rows.PROGRAMS | untuned_products.PROGRAMS
+PROGRAMS: dict[str, Untuned] = (
+    NORMS
+    | SUMS
+    | ELEMENTS
+    | WITH_PRODUCTS
+    | ATTENTIONS
+    | untuned_rows.PROGRAMS
+    | untuned_products.PROGRAMS
+    | untuned_layers.PROGRAMS
+    | untuned_science.PROGRAMS
+)

@@ -15,7 +15,8 @@ sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 import untuned
 
 #: take the interpreter 20 seconds and more; checked on a GPU alone
-SLOW = {"padded_weights", "t5_cross", "swin_v2", "gemma_window", "mla_scores", "talking_heads", "triangle_multiply", "convnext_depthwise", "series_decomp"}
+SLOW = {"padded_weights", "t5_cross", "swin_v2", "gemma_window", "mla_scores", "talking_heads", "triangle_multiply", "convnext_depthwise", "series_decomp",
+        "block_int8", "dilated_attention", "log_mel"}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")
