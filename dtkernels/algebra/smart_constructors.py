@@ -164,3 +164,31 @@ def replaced(e: ex.Expr, by: dict[ex.Expr, ex.Expr]) -> ex.Expr:
             return other
         case same:
             return same
+
+
+def reduces(e: ex.Expr) -> bool:
+    """Return whether ``e`` has a reduction or a scan."""
+    return any(isinstance(n, (ex.Reduce, ex.Dot, ex.Scan)) for n in e.walk())
+
+
+def product_of(e: ex.Expr) -> ex.Dot | None:
+    """Return the matrix product that ``e`` is, perhaps times numbers; None for others."""
+    inner = without_numbers(e)
+    return inner if isinstance(inner, ex.Dot) else None
+
+
+def sum_with_product(e: ex.Expr) -> ex.Dot | None:
+    """Return the one matrix product of a sum whose other terms reduce nothing, perhaps times numbers; None for others."""
+    inner = without_numbers(e)
+    if isinstance(inner, ex.Binary) and inner.op in ("+", "-"):
+        product, rest = (inner.left, inner.right) if reduces(inner.left) else (inner.right, inner.left)
+        return None if reduces(rest) else sum_with_product(product)
+    return inner if isinstance(inner, ex.Dot) else None
+
+
+def without_numbers(e: ex.Expr) -> ex.Expr:
+    """Drop the scalar and constant factors of ``e``."""
+    match e:
+        case ex.Binary("*", ex.Const() | ex.Scalar(), inner) | ex.Binary("*" | "/", inner, ex.Const() | ex.Scalar()) | ex.Unary("-", inner):
+            return without_numbers(inner)
+    return e

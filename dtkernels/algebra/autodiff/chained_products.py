@@ -25,6 +25,7 @@ from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ..rules.canonicalize import extracted_func
 from ..rules.products.sliced_products import slice_offset
+from ..smart_constructors import product_of, reduces, sum_with_product, without_numbers
 from .rematerialization import Product
 
 
@@ -96,7 +97,7 @@ def _only_operand(func: str, algorithm: Algorithm) -> bool:
     """Return whether every use of ``func`` is an operand of a product, element for element."""
     uses = sum(a.tensor == func for d in algorithm.definitions for a in ex.accesses(d.expr))
     dots = [n for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)]
-    sides = [_without_numbers(side) for n in dots for side in (n.left, n.right)]
+    sides = [without_numbers(side) for n in dots for side in (n.left, n.right)]
     taken = [s for s in sides if isinstance(s, ex.Access) and s.tensor == func and all(isinstance(i, ex.Label) for i in s.index)]
     return 0 < uses == len(taken)
 
@@ -105,7 +106,7 @@ def _is_streamed(d: Definition, algorithm: Algorithm) -> bool:
     """Return whether rows of ``d``, or of Funcs elementwise in it, are both reduced and operands of a product."""
     alike = [d.name]
     for other in algorithm.definitions:
-        if any(a.tensor in alike for a in ex.accesses(other.expr)) and len(other.labels) >= len(d.labels) and not _reduces(other.expr):
+        if any(a.tensor in alike for a in ex.accesses(other.expr)) and len(other.labels) >= len(d.labels) and not reduces(other.expr):
             alike.append(other.name)
     nodes = [n for other in algorithm.definitions for n in other.expr.walk()]
     reduced = [n for n in nodes if isinstance(n, ex.Reduce) and any(a.tensor in alike and _runs_over(a, n.labels) for a in ex.accesses(n.arg))]
@@ -113,32 +114,5 @@ def _is_streamed(d: Definition, algorithm: Algorithm) -> bool:
     return bool(reduced and taken)
 
 
-def _reduces(e: ex.Expr) -> bool:
-    return any(isinstance(n, (ex.Reduce, ex.Dot, ex.Scan)) for n in e.walk())
-
-
 def _runs_over(access: ex.Access, labels: tuple[str, ...]) -> bool:
     return any(label in ex.free_labels(access) for label in labels)
-
-
-def product_of(e: ex.Expr) -> ex.Dot | None:
-    """Return the matrix product that ``e`` is, perhaps times numbers; None for others."""
-    inner = _without_numbers(e)
-    return inner if isinstance(inner, ex.Dot) else None
-
-
-def sum_with_product(e: ex.Expr) -> ex.Dot | None:
-    """Return the one matrix product of a sum whose other terms reduce nothing, perhaps times numbers; None for others."""
-    inner = _without_numbers(e)
-    if isinstance(inner, ex.Binary) and inner.op in ("+", "-"):
-        product, rest = (inner.left, inner.right) if _reduces(inner.left) else (inner.right, inner.left)
-        return None if _reduces(rest) else sum_with_product(product)
-    return inner if isinstance(inner, ex.Dot) else None
-
-
-def _without_numbers(e: ex.Expr) -> ex.Expr:
-    """Drop the scalar and constant factors of ``e``."""
-    match e:
-        case ex.Binary("*", ex.Const() | ex.Scalar(), inner) | ex.Binary("*" | "/", inner, ex.Const() | ex.Scalar()) | ex.Unary("-", inner):
-            return _without_numbers(inner)
-    return e

@@ -22,7 +22,7 @@ from ..rules.data_index.grouped_products import labels_without_data
 from ..rules.func_cse import merge_equal_funcs
 from ..rules.indices.remainders import without_remainders
 from ..rules.products.operand_cse import merge_equal_operands
-from ..smart_constructors import ZERO, add_with_common_factors, factors_of, is_zero, multiply, negate, simplify, where
+from ..smart_constructors import ZERO, add_with_common_factors, factors_of, is_zero, multiply, negate, simplify, sum_with_product, where
 from .centered_weights import center_weights, inline_scores, name_scores
 from .chained_products import inner_products, with_named_products
 from .derivative import Contribution, contributions
@@ -64,7 +64,7 @@ def gradient(
     if named is not algorithm:  # only what is made again otherwise: a name may hide that an output tells the value
         plain = gradient(algorithm, outputs, wanted, tuple(p for p in products if p in algorithm), exchange)
         again = {n for d in plain.backward.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)}
-        products = tuple(p for p in products if p in algorithm or named[p].expr in again)
+        products = tuple(p for p in products if p in algorithm or sum_with_product(named[p].expr) in again)
         algorithm = with_named_products(algorithm, products)
     named = name_scores(algorithm, outputs, wanted)
     r, grads, backward = _reversed(named, outputs, wanted)

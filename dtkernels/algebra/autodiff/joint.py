@@ -22,8 +22,8 @@ from ...lang.algorithm import Algorithm, Definition
 from ..rules.canonicalize import fresh_name
 from ..rules.constant_folding import drop_unused, with_plain_vars
 from ..rules.func_cse import merge_equal_funcs
-from ..smart_constructors import ONE, simplify
-from .chained_products import multiples, sum_with_product, with_named_products
+from ..smart_constructors import ONE, simplify, sum_with_product
+from .chained_products import multiples, with_named_products
 from .gradient import Gradient, computed_input_sources, gradient, in_float32
 from .rematerialization import JOINT, Product
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.reserved_names import clashes
+from ..smart_constructors import sum_with_product
 
 
 def mean_to_sum(algorithm: Algorithm) -> Algorithm:
@@ -108,6 +109,7 @@ def extract_nested_reductions(algorithm: Algorithm, invariant: bool = False) -> 
 def extract_reductions_for_gradient(algorithm: Algorithm) -> Algorithm:
     """Give a reduction its own Func if it enters anything but sums and products, so that derivatives can refer to it.
 
+    What is added to a product goes with it: rounded together they keep their sign, which a maximum with 0 asks for.
     A Func whose derivative follows from its own value, such as a sigmoid of the reduction, needs none. The argument of a maximum gets a Func
     too: its derivative asks which terms equal the maximum, so both must come from one computation.
 
@@ -140,6 +142,8 @@ class _GradientReductionExtractor:
                 return node if whole else self._extract(node, node.kind)
             case ex.Reduce("sum", _, _) | ex.Dot():
                 return node if linear else self._extract(node, "dot" if isinstance(node, ex.Dot) else "sum")
+            case ex.Binary("+" | "-", _, _) if not linear and (dot := sum_with_product(node)) and ex.free_labels(node) == ex.free_labels(dot):
+                return self._extract(node, "product")
             case ex.Binary("+" | "-" | "*", _, _) | ex.Unary("-", _) | ex.Cast() | ex.Reshape():
                 return node.rebuild(lambda child: self.of(child, linear))
             case ex.Binary("/", left, right):
