@@ -86,7 +86,7 @@ def gradient(
     backward = _gradients_in_float32(algorithm, outputs, backward, grads)
     of_scalars = tuple((func, name) for name, func in grads.items() if name in algorithm.scalars)
     backward = replace(backward, stands_for=computed_input_sources(saved.forward, backward, r.adjoint_inputs), scalar_gradients=of_scalars)
-    return Gradient(saved.forward, returned, backward, r.adjoint_inputs, grads, saved.products)
+    return Gradient(saved.forward, returned, backward, r.adjoint_inputs, grads, saved.products + saved.exact)
 
 
 def _reversed(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[_Reverse, dict[str, str], Algorithm]:

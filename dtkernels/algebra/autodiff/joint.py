@@ -51,7 +51,7 @@ def joint_gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple
     assert cut is not None, "asked for where there is none"
     taken = {*g.forward.names, *g.backward.labels, *g.backward.inputs, *g.backward.funcs}
     unit = fresh_name(f"unit_{cut}", taken)
-    forward = _joined(g, {p: fresh_name(f"{p}_kept", taken) for p in g.products}, {cut: unit}, taken)
+    forward = _joined(g, {p: fresh_name(f"{p}_kept", taken) for p in g.products if p in g.backward.inputs}, {cut: unit}, taken)
     forward = merge_equal_funcs(drop_unused(with_plain_vars(forward.limited_to((*outputs, unit)))), (*outputs, unit))
     backward = _scaled(_rest(g, cut), {cut: unit}, g)
     backward = replace(backward, stands_for=computed_input_sources(forward, backward, g.adjoints))

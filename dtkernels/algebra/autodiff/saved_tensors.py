@@ -2,7 +2,7 @@
 
 Outputs are available at no cost. A comparison of an input with a bound is applied to the output instead, where the result is the same.
 Reductions along rows are saved in float32, so that backward does not read the rows again; also where they are outputs, which are rounded
-to the dtype of the call: a rounded mean of a batch moves every element, and some across the bound of a ReLU.
+to the dtype of the call: a rounded mean of a batch moves every element, and some across the bound of a ReLU. So are products by which places of extrema are found.
 
 For a sum of exponentials the logarithm is saved, and used as the shift of those exponentials. By the degree argument of shift_degree.py
 any shift leaves the gradients unchanged, and under this one the sum itself is 1. An expression that then equals an output is read instead
@@ -31,12 +31,13 @@ FEW = 2  #: values of a row that are saved one by one
 
 @dataclass(frozen=True)
 class SavedTensors:
-    """Forward and backward, and the Funcs that forward returns besides its outputs: row values in float32, products in the dtype of results."""
+    """Forward and backward, and the Funcs that forward returns besides its outputs: ``extra`` in float32, ``products`` in the dtype of results."""
 
     forward: Algorithm
     backward: Algorithm
     extra: tuple[str, ...]
     products: tuple[str, ...] = ()
+    exact: tuple[str, ...] = ()  #: products of which forward returns a copy in float32, one of ``extra``
 
     def with_extra(self, values: tuple[Definition, ...]) -> SavedTensors:
         """Return the same with more row values that forward makes and ``backward`` reads."""
@@ -83,12 +84,18 @@ def choose_saved_tensors(
     backward = _needed(_read_outputs(backward, outputs), grads)
     backward = _needed(exchange_sums(backward), grads) if exchange else backward
     kept = tuple(p for p in products if p in backward and backward[p] == forward[p] and not _compared(p, backward))
-    backward = _needed(_read_outputs(backward, kept), grads)
+    exact = {p: fresh_name(f"{p}_kept", {*backward.names, *forward.funcs}) for p in kept if _decides_places(p, forward)}
+    for p, name in exact.items():
+        extra.append(Definition(name, forward[p].labels, ex.Cast(ex.Access(p, tuple(map(ex.Label, forward[p].labels))), "fp32")))
+        backward = replace(_renamed(backward, p, name), inputs=(*backward.inputs, name))
+    backward = _needed(_read_outputs(backward, tuple(p for p in kept if p not in exact)), grads)
     kept = tuple(p for p in kept if p in backward.inputs)
     backward = _integers_as_in_forward(keep_extents(with_plain_vars(backward) if kept else backward, forward), forward)
     used = tuple(e for e in extra if e.name in backward.inputs)
     with_extra = forward.with_definitions(forward.definitions + used) if used else forward
-    return SavedTensors(with_extra, backward, tuple(e.name for e in used), kept)
+    if exact:
+        with_extra = reading_saved(with_extra, tuple(e.name for e in used if e.name in exact.values()))
+    return SavedTensors(with_extra, backward, tuple(e.name for e in used), kept, tuple(p for p, name in exact.items() if name in backward.inputs))
 
 
 def _integers_as_in_forward(backward: Algorithm, forward: Algorithm) -> Algorithm:
@@ -401,6 +408,12 @@ def _read_outputs(backward: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
         others = tuple(x for x in backward.definitions if x.name != output)
         backward = replace(backward, inputs=(*backward.inputs, output)).with_definitions(others)
     return backward
+
+
+def _decides_places(func: str, forward: Algorithm) -> bool:
+    """Return whether places of extrema depend on ``func``: rounded, it would lead to other ones, and gradients to other elements."""
+    sought = [n for d in forward.definitions for n in d.expr.walk() if isinstance(n, ex.Reduce) and n.kind in ex.PLACES]
+    return any(func in forward.needed_by(tuple(a.tensor for a in ex.accesses(n) if a.tensor in forward)) for n in sought)
 
 
 def _compared(func: str, backward: Algorithm) -> bool:

@@ -33,3 +33,22 @@ def test_gates_near_zero_keep_their_sign(tmp_path):
     truth = torch.autograd.grad((F.linear(wide[0], wide[1], wide[2]) * F.relu(F.linear(wide[0], wide[3], wide[4]))).sum(), wide)
     for g, t in zip(got, truth):
         assert (g - t).norm() <= 4 * torch.finfo(dtype).eps * t.norm()
+
+
+PICKED = "Func z, i, picked; In X, W; Var t; RVar e, d; z[t, e] = sigmoid(0.02 * rdot(X[t, d], W[e, d], d)); i[t] = rargmax(z[t, e], e); picked[t] = z[t, i[t]];"
+
+
+def test_a_product_that_decides_places_is_saved_in_float32(tmp_path):
+    """Forward picks by what it saves; by products in bfloat16 it picked other elements than those that are larger."""
+    (tmp_path / "picked.yaml").write_text(f"op: picked\ndoc: |\n  The largest.\nalgorithm: |\n  {PICKED}\n")
+    op = dtkernels.register(tmp_path / "picked.yaml")
+    torch.manual_seed(0)
+    x, w = (torch.randn(n, 1024).to(torch.bfloat16) for n in (300, 200))
+    product = x.double() @ w.double().mT
+    assert (product.bfloat16().argmax(1) != product.argmax(1)).sum() > 2  # rounded, others are as large
+    leaves = [t.requires_grad_() for t in (x, w)]
+    got = torch.autograd.grad(op(*leaves).sum(), leaves)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    truth = torch.autograd.grad(torch.sigmoid(0.02 * (wide[0] @ wide[1].mT)).amax(1).sum(), wide)
+    for g, t in zip(got, truth):
+        assert (g - t).norm() <= 8 * torch.finfo(torch.bfloat16).eps * t.norm()
