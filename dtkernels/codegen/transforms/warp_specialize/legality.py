@@ -156,7 +156,7 @@ def _loads(step: LoopStep) -> tuple[list[str], ...]:
     """Return the loads of a step, and its products of loaded tiles."""
     return (
         [f"{s.name} {s.value}" for s in step.fetches],
-        [f"{r.name} {r.left} {r.right}" for q in (*step.fresh, *step.direct) for r in (q, q.rest) if r],
+        [f"{q.name} {r.left} {r.right}" for q in (*step.fresh, *step.direct) for r in (q, q.rest) if r],
         [f"{q.name} {q.right}" for q in step.chained] + [f"{a.store.buffer} {tile.right}" for a in step.added for tile in a.tiles],
     )
 
