@@ -36,7 +36,7 @@ from common.timing import captured, gpu_time  # noqa: E402
 
 from dtkernels.autoschedule.default_schedule import default_schedule  # noqa: E402
 from dtkernels.codegen.emit.module import emit  # noqa: E402
-from dtkernels.codegen.powers_of_two import UNITS, next_power_of_two, several_tiles  # noqa: E402
+from dtkernels.codegen.powers_of_two import UNITS, next_power_of_two, two_tiles  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402
 from dtkernels.lang.errors import error_line  # noqa: E402
 from dtkernels.lang.parser import parse_schedule  # noqa: E402
@@ -51,7 +51,6 @@ SIZES = {
     "112 columns, 22 heads share keys, short": Size(20, 44, 22, 306, 306, 112, False),
     "40 columns, 7 heads share keys, causal": Size(8, 7, 7, 6823, 6823, 40, True),
 }
-WAYS = ((", in two", "two_tiles", 2), (", in three", "three_tiles", 3))
 FILLED = 264  #: blocks of keys, for two rounds of an H200's multiprocessors
 COMPILING = 0.6  #: part of the time, after which forms that are not compiled are left out
 DIRECTIONS = ("forward", "backward")
@@ -76,20 +75,19 @@ def by_default(size: Size, direction: str) -> str:
     return str(default_schedule(variant.algorithm, variant.outputs, sizes, 2, target("h200")))
 
 
-def with_tiles(text: str, several: str) -> str:
-    """Return a schedule whose kernels of products hold all columns by ``several`` tiles, by one where that is empty."""
-    text = re.sub(r"\w+\.\w+_tiles\([^)]*\);", "", text)
+def with_tiles(text: str, labels: str) -> str:
+    """Return a schedule whose kernels of products hold ``labels`` by two tiles."""
+    text = re.sub(r"\w+\.two_tiles\([^)]*\);", "", text)
     for root in re.findall(r"(\w+)\.tensorize\((?=[^)]*\bd:0)(?=[^)]*\bn:0)", text):
-        labels = "n" if several == "three_tiles" and "accumulate_at" in text else "d, n"  # two consumers add to the sum's two tiles
-        text += f" {root}.{several}({labels});" if several else ""
+        text += f" {root}.two_tiles({labels});" if labels else ""
     return text
 
 
 def forms(size: Size, direction: str) -> Iterator[tuple[str, str]]:
     """Yield the forms of one direction, with their schedules."""
     default, several = by_default(size, direction), {"": ""}
-    held = {count: sum(several_tiles(size.d, count, UNITS)) for _, _, count in WAYS} | {1: next_power_of_two(size.d)}
-    several |= {word: name for word, name, count in WAYS if held[count] < min(held[n] for n in range(1, count))}  # where they are shorter
+    if sum(two_tiles(size.d, UNITS)) < next_power_of_two(size.d):
+        several[", in two"] = "d, n"
     found = {"default": default}
     if direction == "forward":
         fused = "".join(re.findall(r"\w+\.fuse_at\([^)]*\);", default))
@@ -100,10 +98,10 @@ def forms(size: Size, direction: str) -> Iterator[tuple[str, str]]:
         programs = size.b * size.h // size.group * -(-size.l // 128)
         parts = next((p for p in (1, 2, 4, 8) if p * programs >= FILLED), 8) if size.group > 1 else 1
         bases = {"seven": attention_gradients.schedule(size, False, parts), "five": attention_gradients.schedule(size, True, parts)}
-    found |= {name + word: with_tiles(text, tiles) for name, text in bases.items() for word, tiles in several.items()}
+    found |= {name + word: with_tiles(text, labels) for name, text in bases.items() for word, labels in several.items()}
     found["default, one tile"] = with_tiles(default, "")
     if direction == "forward":  # results by one tile: narrow products take longer than their work
-        found |= {f"warps, d{word}": f"{with_tiles(bases['warps'], '')} attention.{tiles}(d);" for word, tiles in several.items() if tiles}
+        found |= {f"warps, d{word}": with_tiles(bases["warps"], "d") for word, labels in several.items() if labels}
     seen = set[str]()
     for name, text in found.items():
         statements = str(sorted(re.findall(r"[^;]+;", re.sub(r"\s", "", text))))

@@ -27,7 +27,7 @@ MAY_REFUSE = (
     "a Func is fused into one that comes after it", "a reduction is finished before the loops of the output go on",
     "an output is computed over all its labels", "a compiled Func that is fused needs its host", "kernels run one after another",
     "fuse_at a loop inside which its labels are bound", "a stored Func is made from", "a loop is unrolled or has specialized warps",
-    "a kernel has clusters or specialized warps", "ping_pong needs", "descriptor", "specialize_warps needs", "specialize_warps names a loop", "unroll names a loop", "_tiles names a label",
+    "a kernel has clusters or specialized warps", "ping_pong needs", "descriptor", "specialize_warps needs", "specialize_warps names a loop", "unroll names a loop", "two_tiles names a label",
     "stages names a loop", "split", "block(", "one label of a kernel", "stage names an input", "align is for", "parts_at", "accumulate_at", "tail is for", "stream is for", "a tail cuts",
     "merge names labels of the result, or labels of one sum", "store", "evict names a tensor", "what is compiled reads a tensor",  # which a parameter leaves out
     "a tile of a product is", "a scan runs along one tile",

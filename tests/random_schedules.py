@@ -228,7 +228,7 @@ class Scheduler:
             found.append(Primitive(root, "specialize", (self.pick(labels),)))
         held = [label for label in labels if tiles[label] == 0]
         if held and self.chance(3):
-            found.append(Primitive(root, self.pick(["two_tiles", "three_tiles"]), tuple(self.several(held, 1, 2))))
+            found.append(Primitive(root, "two_tiles", tuple(self.several(held, 1, 2))))
         if (summed or labels and self.chance(10)) and self.chance(3):
             label = self.pick(summed or labels)
             if label in summed and label not in self.algorithm[root].labels and self.chance(3):

@@ -18,17 +18,8 @@ def binary_parts(n: int) -> tuple[int, ...]:
 
 def two_tiles(n: int, least: int) -> tuple[int, int]:
     """Return the tiles that hold ``n`` elements, each a power of two and at least ``least``: half of what one would be, and one for the rest."""
-    low, rest = several_tiles(n, 2, least)
-    return low, rest
-
-
-def several_tiles(n: int, count: int, least: int) -> tuple[int, ...]:
-    """Return ``count`` such tiles, the longest first: 64, 32 and 16 for 112."""
-    found = list[int]()
-    while len(found) < count - 1:
-        found.append(max(least, next_power_of_two(n) // 2))
-        n = max(1, n - found[-1])
-    return (*found, max(least, next_power_of_two(n)))
+    low = max(least, next_power_of_two(n) // 2)
+    return low, max(least, next_power_of_two(n - low))
 
 
 def two_tiles_are_shorter(n: int) -> bool:

@@ -65,10 +65,9 @@ PRIMITIVES = {
     "persistent": "", "ping_pong": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
     "specialize": "label*", "reorder": "label*", "merge": "name, label, label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor or tensor:label*", "align": "",
-    "two_tiles": "label*", "three_tiles": "label*", "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size",
+    "two_tiles": "label*", "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size",
     "accumulate_at": "func, label or func, label, ordered or func, label, named",
 }  # fmt: skip
-SEVERAL_TILES = {"two_tiles": 2, "three_tiles": 3}  #: primitive -> tiles that hold a whole extent
 ORDERED, NAMED = "ordered", "named"  #: words of accumulate_at
 WRITTEN = ("store", "compile", "compile_to_kernel")  #: primitives that cause a Func to be stored to memory
 EVICTION_POLICIES = ("first", "last", "reread")
@@ -151,7 +150,7 @@ class Number(Primitive):
 class Names(Primitive):
     """``f.descriptor(A, B)``: tensors; ``f.reorder(i, j)``: labels"""
 
-    name: Literal["descriptor", "specialize", "reorder", "two_tiles", "three_tiles"]
+    name: Literal["descriptor", "specialize", "reorder", "two_tiles"]
     args: tuple[str, ...]
     takes = (str,)
 

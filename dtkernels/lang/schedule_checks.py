@@ -14,7 +14,6 @@ from .schedule import (
     APPROXIMATIONS,
     EVICTION_POLICIES,
     PRIMITIVES,
-    SEVERAL_TILES,
     SHARES,
     Approximate,
     Argument,
@@ -37,7 +36,7 @@ MOST_ELEMENTS = 2**20  #: per tensor, in Triton
 MOST_PARTS = 3  #: powers of two that add up to a tile
 MOST_UNROLLED = 64  #: unroll factor; compilers take minutes for larger unrolled dots
 _OF_KERNELS = ("block", "map", "num_warps", "num_stages", "persistent", "ping_pong", "maxnreg", "cluster", "tail", "stream")
-_LOOP_PRIMITIVES = ("merge", "tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", *SEVERAL_TILES, "split", "tail", "stream")
+_LOOP_PRIMITIVES = ("merge", "tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "two_tiles", "split", "tail", "stream")
 
 
 def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:

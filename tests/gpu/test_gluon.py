@@ -63,11 +63,12 @@ def test_attention(mask, rows, keys, wide, group):
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("stored", ["att.descriptor(Q, K, V, att);", "att.descriptor(Q, K, V);"])
-@pytest.mark.parametrize("wide, rows", [(72, 1000), (96, 513), (160, 1000), (192, 130), (112, 300)])
-def test_heads_that_two_tiles_hold(wide, rows, stored, mask):
+@pytest.mark.parametrize("tiles", ["att.two_tiles(d, n);", "att.two_tiles(d);"])
+@pytest.mark.parametrize("wide, rows", [(72, 1000), (96, 513), (160, 1000), (192, 130)])
+def test_heads_that_two_tiles_hold(wide, rows, stored, tiles, mask):
     """Results go through descriptors or by pointers: each has its own way to say where the second tile begins."""
     score, visible = MASKS[mask]
-    text = attention(score).replace("att.descriptor(Q, K, V, att);", stored).replace("l:128", "l:64") + f"att.{'three' if wide == 112 else 'two'}_tiles(d, n);"
+    text = attention(score).replace("att.descriptor(Q, K, V, att);", stored).replace("l:128", "l:64") + tiles
     generator = torch.Generator("cuda").manual_seed(rows + wide)
     q, k, v = (torch.randn(2, 2, rows, wide, device="cuda", generator=generator).bfloat16() for _ in range(3))
     found = compiled(text)(q, k, v, wide**-0.5)
@@ -122,7 +123,6 @@ SWEEPS = {
     "in two tiles, causal": ({"causal": True}, (1, 4, 1000, 1000, 96), "d_K.two_tiles(d, n);"),
     "in two tiles, of heads that share keys": ({"group": 4}, (2, 8, 321, 129, 72), "d_K.two_tiles(d, n);"),
     "in two tiles, narrow": ({"causal": True}, (2, 2, 300, 700, 40), "d_K.two_tiles(d, n);"),
-    "in three tiles": ({"causal": True}, (1, 4, 700, 700, 112), "d_K.three_tiles(n);"),
 }
 
 
@@ -145,7 +145,7 @@ APART = {
     "rows sorted by length": ({"causal": True}, (2, 5, 1001, 1001, 128), "d_Q.map(m, b, h); d_K.map(l, b, h); d_V.map(b, l, h);"),
     "heads share keys": ({"group": 3}, (1, 6, 300, 515, 96), ""),
     "in two tiles": ({"group": 3}, (1, 6, 300, 515, 80), "d_Q.two_tiles(d, n); d_K.two_tiles(d, n); d_V.two_tiles(d, n);"),
-    "in three tiles, causal": ({"causal": True}, (2, 5, 1001, 1001, 112), "d_Q.three_tiles(d, n); d_K.three_tiles(d, n); d_V.three_tiles(d, n);"),
+    "in two tiles, causal": ({"causal": True}, (2, 5, 1001, 1001, 72), "d_Q.two_tiles(d, n); d_K.two_tiles(d, n); d_V.two_tiles(d, n);"),
 }
 
 

@@ -122,7 +122,7 @@ KINDS = {
 
 SCHEDULES = {
     ADD + "f.tile(x:4);": "t.dt:3:3: unknown schedule primitive: found 'tile'; allowed: block, tensorize, map, fuse_at, num_warps, num_stages, compile, compile_to_kernel, "
-    "persistent, ping_pong, split, descriptor, stages, unroll, specialize_warps, cluster, evict, maxnreg, specialize, reorder, merge, store, approximate, stage, align, two_tiles, three_tiles, parts_at, tail, stream, chunk, accumulate_at",
+    "persistent, ping_pong, split, descriptor, stages, unroll, specialize_warps, cluster, evict, maxnreg, specialize, reorder, merge, store, approximate, stage, align, two_tiles, parts_at, tail, stream, chunk, accumulate_at",
     ADD + "g.block(x:4);": "t.dt:3:1: a schedule is on a Func of the program: found 'g'; allowed: f",
     ADD + "A.block(x:4);": "t.dt:3:1: a schedule is on a Func of the program: found 'A'; allowed: f",
     ADD + "g.compile();": "t.dt:3:1: a schedule is on a Func of the program: found 'g'; allowed: f",

@@ -47,7 +47,6 @@ class Choices:
     evictions: Pairs = ()
     approximations: Pairs = ()  #: function, and the share of its evaluations, "" for all
     two_tiles: tuple[str, ...] = ()  #: labels held whole by two tiles
-    three_tiles: tuple[str, ...] = ()  #: the same by three
     constants: tuple[str, ...] = ()  #: labels whose extent is a compile-time constant
     cluster: int | None = None
     maxnreg: int | None = None
@@ -239,7 +238,7 @@ def _pairs(pairs: Pairs) -> str:
 #: primitive -> field, in the order in which they are printed
 _FIELDS = {
     "merge": "merged",
-    "block": "blocks", "tensorize": "tiles", "two_tiles": "two_tiles", "three_tiles": "three_tiles",
+    "block": "blocks", "tensorize": "tiles", "two_tiles": "two_tiles",
     "map": "order", "reorder": "reordered", "split": "split", "persistent": "persistent", "ping_pong": "ping_pong", "descriptor": "descriptors",
     "stage": "staged", "align": "aligned", "stages": "stages_of", "specialize_warps": "specialized", "unroll": "unrolled", "tail": "tail",
     "stream": "stream", "chunk": "chunked", "evict": "evictions", "approximate": "approximations", "specialize": "constants",
@@ -248,7 +247,7 @@ _FIELDS = {
 _FORMS = (
     (_sizes, ("block", "tensorize", "split", "stages", "unroll", "tail", "stream", "chunk")),
     (_order, ("map",)), (_pairs, ("evict", "approximate")), (str, ("cluster", "maxnreg", "num_warps", "num_stages")),
-    (_same, ("merge",)), (", ".join, ("two_tiles", "three_tiles", "reorder", "descriptor", "stage", "specialize_warps", "specialize")), (lambda _: "", ("persistent", "ping_pong", "align")),
+    (_same, ("merge",)), (", ".join, ("two_tiles", "reorder", "descriptor", "stage", "specialize_warps", "specialize")), (lambda _: "", ("persistent", "ping_pong", "align")),
 )  # fmt: skip
 _PRINTED = {name: form for form, names in _FORMS for name in names}
 
@@ -357,8 +356,8 @@ def kernels_of(schedule: str) -> tuple[tuple[str, tuple[FusedFunc, ...], bool], 
 
 @lru_cache(maxsize=4096)
 def halved_labels(schedule: str) -> tuple[str, ...]:
-    """Return the labels whose whole extent several tiles hold in a kernel."""
-    return tuple(dict.fromkeys(label for k in read_kernels(schedule) for c in k.choices() for label in (*c.two_tiles, *c.three_tiles)))
+    """Return the labels whose whole extent two tiles hold in a kernel."""
+    return tuple(dict.fromkeys(label for k in read_kernels(schedule) for c in k.choices() for label in c.two_tiles))
 
 
 def copied_inputs(schedule: str) -> tuple[str, ...]:

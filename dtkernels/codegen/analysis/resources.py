@@ -37,7 +37,7 @@ from ..ir.nest import (
     unrolled_product,
     values,
 )
-from ..powers_of_two import next_power_of_two, several_tiles
+from ..powers_of_two import next_power_of_two, two_tiles
 from ..target import Target, triton_version
 from ..transforms.memory.tensor_descriptors import use_pointers
 from ..transforms.warp_specialize.backend_select import backend, descriptor_form
@@ -164,8 +164,8 @@ class _Estimate:
     # -- sizes ------------------------------------------------------------------------------------------------------
 
     def length(self, axis: Axis) -> int:
-        if axis.nth:
-            return several_tiles(self.sizes[axis.label], axis.of, self.smallest)[axis.nth - 1]
+        if axis.half:
+            return two_tiles(self.sizes[axis.label], self.smallest)[axis.half - 1]
         return axis.tile or max(self.smallest, next_power_of_two(self.sizes[axis.label]))
 
     def elements(self, axes: frozenset[Axis] | tuple[Axis, ...]) -> int:

@@ -1,6 +1,6 @@
 """Define the functions that an emitted wrapper may need, and their texts, which emitted files contain.
 
-The functions run in the namespace of a wrapper, which has torch, triton and tl. In ``whole`` and ``..._tile`` the printer replaces ``{minimum}``.
+The functions run in the namespace of a wrapper, which has torch, triton and tl. In ``whole``, ``first_tile`` and ``second_tile`` the printer replaces ``{minimum}``.
 """
 # Emitted text is as wide as it is, and its names are those of the wrapper.
 # ruff: noqa: E501, F821
@@ -20,16 +20,6 @@ def first_tile(size):
 def second_tile(size):
     """The second of the two tiles that hold a whole extent."""
     return max({minimum}, triton.next_power_of_2(max(1, size - first_tile(size))))
-
-
-def middle_tile(size):
-    """The second of the three tiles that hold a whole extent."""
-    return max({minimum}, triton.next_power_of_2(max(1, size - first_tile(size))) // 2)
-
-
-def last_tile(size):
-    """The third of the three tiles that hold a whole extent."""
-    return max({minimum}, triton.next_power_of_2(max(1, size - first_tile(size) - middle_tile(size))))
 
 
 def launch(kernel, grid, stages, *args, **options):

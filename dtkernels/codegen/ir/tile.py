@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ...algebra.operand_types import OperandType
 
 WHOLE = 0  #: tile size meaning the whole extent at once
-TILES = {2: ("low", "rest"), 3: ("low", "middle", "rest")}  #: names of the tiles that hold a whole extent together
 
 
 @dataclass(frozen=True)
@@ -28,15 +27,14 @@ class Axis:
     offset: int = 0  #: of a part (tile_parts.py), from the first element of the tile that it is a part of
     whole: Axis | None = None  #: the axis of that tile
     every: int = 1  #: elements of ``whole`` in one of its own (packed_codes.py)
-    nth: int = 0  #: of a whole extent in several tiles: which of them, from 1 on (tile_parts.py)
-    of: int = 0  #: how many they are
+    half: int = 0  #: of a whole extent in two tiles: 1 for the first, 2 for that of the rest (tile_parts.py)
 
     @property
     def scalar(self) -> bool:
         return self.tile == 1
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.tile or (TILES[self.of][self.nth - 1] if self.of else 'all')}"
+        return f"{self.name}:{self.tile or ('all', 'low', 'rest')[self.half]}"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from ...lang.algorithm import Algorithm
 from ...lang.errors import DTError, Position
-from ...lang.schedule import SEVERAL_TILES, Approximate, Evict, Names, Primitive, Program, Share, Sizes, host, subject
+from ...lang.schedule import Approximate, Evict, Primitive, Program, Share, Sizes, host, subject
 from ..ir.nest import WHOLE, Index, Let, Load, Loop, Op, Statement, TileDot, TileScan, axes_of, statements, values
 
 #: primitive on a loop -> Triton's name for it
@@ -74,7 +74,6 @@ class KernelOptions:
     ``f.evict(A:reread)``            ``tl.load(A_ptr + ...)`` in several loops   ``..., eviction_policy="evict_last")``, in the last one "evict_first"
     ``f.specialize(y)``              ``size_y``, passed at run time              ``size_y: tl.constexpr``, a kernel for each value
     ``f.two_tiles(d)``, ``d`` whole  one tile, 128 for 96 elements               64 and 32: tile_parts.py
-    ``f.three_tiles(d)``             one tile, 128 for 112 elements              64, 32 and 16
     ``f.maxnreg(168)``               ``f_kernel[grid](...)``                     ``f_kernel[grid](..., maxnreg=168)``, on NVIDIA GPUs
     ``f.specialize_warps(k)``        ``tl.range(0, size_k, T)``                  ``tl.range(..., warp_specialize=True)``, in the form with descriptors
     ``f.cluster(2)``                 ``f_kernel[grid](...)``                     ``f_kernel[grid](..., num_ctas=2)``, refused at run time before Triton 3.8
@@ -174,9 +173,9 @@ class KernelOptions:
         """Return the tensors that the schedule accesses through descriptors."""
         return tuple(dict.fromkeys(t for m in self.members for t in self.schedule.names(m, "descriptor")))
 
-    def several_tiles(self) -> dict[str, int]:
-        """Return the labels of which several tiles hold the whole extent, with their number."""
-        return {label: count for name, count in SEVERAL_TILES.items() for m in self.members for label in self.schedule.names(m, name)}
+    def two_tiles(self) -> tuple[str, ...]:
+        """Return the labels of which two tiles hold the whole extent."""
+        return tuple(dict.fromkeys(label for m in self.members for label in self.schedule.names(m, "two_tiles")))
 
     def unrolled_elements(self) -> dict[str, int]:
         """Return the labels of the result whose blocks are unrolled, element by element, with the sizes of these blocks."""
@@ -215,7 +214,7 @@ class KernelOptions:
             for tensor in map(subject, p.args):
                 if tensor not in there:
                     raise DTError(f"{p.name} names a tensor {what}", found=tensor, allowed=", ".join(sorted(there)), at=p.pos)
-        self._check_several_tiles(body)
+        self._check_two_tiles(body)
         self._check_warps()
         looped = {s.axis.label for s in statements(body) if isinstance(s, Loop)}
         split = self.split()
@@ -234,13 +233,13 @@ class KernelOptions:
                         at=p.pos,
                     )
 
-    def _check_several_tiles(self, body: tuple[Statement, ...]) -> None:
-        """Raise DTError for several tiles of a label that no tile holds whole, or that is scanned."""
+    def _check_two_tiles(self, body: tuple[Statement, ...]) -> None:
+        """Raise DTError for two tiles of a label that no tile holds whole, or that is scanned."""
         scanned = {n.axis for v in values(body) for n in v.walk() if isinstance(n, TileScan)}
         held = dict.fromkeys(s.axis.label for s in statements(body) if isinstance(s, Index) and s.axis.tile == WHOLE and s.axis not in scanned)
-        for p in (p for m in self.members for name in SEVERAL_TILES for p in self.schedule.of(m, name, Names)):
-            for label in (x for x in p.names if x not in held):
-                raise DTError(f"{p.name} names a label whose whole extent is one tile", found=label, allowed=", ".join(held) or "none here", at=p.pos)
+        for label in self.two_tiles():
+            if label not in held:
+                raise DTError("two_tiles names a label whose whole extent is one tile", found=label, allowed=", ".join(held) or "none here", at=self.where("two_tiles"))
 
     def check_approximate(self, body: tuple[Statement, ...]) -> None:
         """Raise DTError for an approximation of a function that the kernel does not compute on tiles, since it would have no effect."""

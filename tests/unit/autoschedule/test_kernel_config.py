@@ -21,7 +21,7 @@ from dtkernels.runtime.tables.table import read_rows
 TABLES = sorted((Path(__file__).resolve().parents[3] / "schedule_tables").glob("*/[!g]*.yaml"))
 EVERY = """t.fuse_at(f, x); t.store(); s.parts_at(f, y); u.accumulate_at(f, k); v.accumulate_at(f, k, ordered); f.block(x:16, y:32); f.tensorize(x:16, y:32, k:0); f.map(x:x1/8, y, x1);
 f.reorder(k, j); f.split(k:3); f.persistent(); f.ping_pong(); f.descriptor(A, B, f); f.stage(A, B:k); g.align(); g.chunk(y:64); f.stages(k:3, x:2); f.specialize_warps(k); f.unroll(j:2);
-f.tail(x:8, y:16, k:64); f.stream(k:4); f.two_tiles(k, j); f.three_tiles(x); f.merge(p, x, y); f.merge(q, k, j);
+f.tail(x:8, y:16, k:64); f.stream(k:4); f.two_tiles(k, j); f.merge(p, x, y); f.merge(q, k, j);
 f.evict(A:first, B:reread); f.approximate(tanh, exp:1/8); f.specialize(y); f.cluster(2); f.maxnreg(168); f.num_warps(8); f.num_stages(4); t.tensorize(l:64);
 t.stages(l:2); s.block(m:16); s.num_warps(2); f.compile(); f.compile_to_kernel();"""
 

@@ -44,7 +44,6 @@ STATEMENTS = {
     "f.accumulate_at(g, k, sorted);": IllFormed("f", "accumulate_at", ("g", "k", "sorted")),
     "f.map(x:x1/8, y, x1);": Map("f", "map", (Grouped("x", "x1", 8), "y", "x1")),
     "f.two_tiles(d, n);": Names("f", "two_tiles", ("d", "n")),
-    "f.three_tiles(d);": Names("f", "three_tiles", ("d",)),
     "f.merge(p, y, x);": Merge("f", "merge", ("p", "y", "x")),
     "f.merge(p, x);": IllFormed("f", "merge", ("p", "x")),
     "f.stage(A, B:c);": Stage("f", "stage", ("A", Named("B", "c"))),

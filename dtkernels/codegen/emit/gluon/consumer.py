@@ -49,7 +49,6 @@ from ...ir.nest import (
     mask_axes,
     statement_kind,
 )
-from ...ir.tile import TILES
 from ...ir.value_type import never_negative
 from ...transforms.warp_specialize.plan import AddedProduct, LoopStep, Product, Ring, WarpSpecializedKernel
 from ..triton.memory import LINE
@@ -59,9 +58,9 @@ if TYPE_CHECKING:
 
 
 def put_name(s: DescriptorStore) -> str:
-    """Return the name of the tile in shared memory that a result passes through: of tiles of a whole extent, and of parts of a tile, one each."""
+    """Return the name of the tile in shared memory that a result passes through: of two tiles of a whole extent, and of parts of a tile, one each."""
     part = next((f"_{a.name}" for a in s.box if a and a.offset), "")
-    return s.buffer + next((f"_{TILES[a.of][a.nth - 1]}" for a in s.box if a and a.nth > 1), part)
+    return s.buffer + ("_rest" if any(a and a.half == 2 for a in s.box) else part)
 
 
 class Consumer:
@@ -139,7 +138,7 @@ class Consumer:
             k.block_start(axis, depth)
         if axis.scalar or axis not in k.vectors:
             return
-        base = {"block": k.first(axis), "loop": f"gl.cast({k.counter()}, gl.int32)", "whole": k.first(axis) if axis.nth > 1 else ""}.get(start, "")  # one type where several loops meet
+        base = {"block": k.first(axis), "loop": f"gl.cast({k.counter()}, gl.int32)", "whole": k.first(axis) if axis.half == 2 else ""}.get(start, "")  # one type where several loops meet
         base = f"{base} + WG * {k.length(axis)}" if rows and self._wg_of_rows() != "0" else base
         steps = f"gl.arange(0, {k.length(axis)}, {k.expr.layout((axis,))})"
         k.line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")
@@ -244,10 +243,11 @@ class Consumer:
             self._multiply_loaded(q, slot, "", depth)
 
     def _multiply_loaded(self, q: Product, slot: str, start: str, depth: int) -> None:
-        """Start a product of loaded tiles, of all tiles of a whole extent."""
-        for tile in q.tiles:
-            left = self._view(tile.loaded_left.name, (tile.rows, *tile.axes), slot)
-            self._multiply(tile, left, slot, start if tile is q else f"{q.name}_made", depth, q.name)
+        """Start a product of loaded tiles, of both tiles of a whole extent."""
+        self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), slot), slot, start, depth)
+        if q.rest:
+            left = self._view(q.rest.loaded_left.name, (q.rows, *q.rest.axes), slot)
+            self._multiply(q.rest, left, slot, f"{q.name}_made", depth, q.name)
 
     def _fresh_done(self, slot: str, outstanding: int, depth: int) -> None:
         """Wait for the fresh products; what nothing else reads is given back."""
@@ -531,7 +531,7 @@ class Consumer:
 
         if count == 1:
             return product("0", "", f"{zero}, use_acc=False", depth)
-        if a.columns.nth:
+        if a.columns.half:
             for w in range(count):
                 product(str(w), "", f"{name}_part_made" if w else f"{zero}, use_acc=False", depth)
             return None

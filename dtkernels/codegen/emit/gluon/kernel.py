@@ -89,7 +89,7 @@ class GluonPrinter(_KernelPrinter):
         columns of the sums over its own rows.
         """
         whole, count = self.tile(added.columns), self.plan.consumers
-        if count == 1 or added.columns.nth:
+        if count == 1 or added.columns.half:
             return whole
         name, value = f"PART_{added.columns.label}", self._value(whole)
         self.tiles[name] = f"({value} // {count} if {value} >= {NARROWEST * count} else {value})"
@@ -113,10 +113,10 @@ class GluonPrinter(_KernelPrinter):
         for start, axis in zip(access.start, access.box):
             text = self.expr.text(start, ())
             text = f"{text} + {share} * {self.share()}" if axis == self.plan.rows and share != "0" else text
-            if added and axis == added.columns and self.plan.consumers > 1 and not axis.nth:
+            if added and axis == added.columns and self.plan.consumers > 1 and not axis.half:
                 texts.append(f"WG * ({self.part(added)} % {self.tile(added.columns)})")  # 0 where each adds all columns
                 continue
-            constant = text == "0" or axis is not None and axis.nth
+            constant = text == "0" or axis is not None and axis.half
             texts.append(text if constant else f"gl.cast({text}, gl.int32)")
         return f"[{', '.join(texts)}]"
 
@@ -127,7 +127,7 @@ class GluonPrinter(_KernelPrinter):
     def writers(self, put: DescriptorStore) -> str:
         """Return how many consumers store a result, each through a tile of its own: of two tiles that are added to memory each has one."""
         added = self.added.get(id(put))
-        return "1" if added and added.columns.nth else str(self.plan.consumers)
+        return "1" if added and added.columns.half else str(self.plan.consumers)
 
     def _value(self, name: str) -> str:
         return self.tiles.get(name, name)

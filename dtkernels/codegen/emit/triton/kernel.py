@@ -57,8 +57,6 @@ from .expr import ExpressionPrinter
 from .grid import BEFORE, grid_lines, grid_size
 from .memory import LINE, Box, MemoryPrinter
 
-#: functions of the wrapper that give the tiles of a whole extent
-HELD = {2: ("first_tile", "second_tile"), 3: ("first_tile", "middle_tile", "last_tile")}
 VOLUME, PLANE = 3, 2  #: whole extents from which on a tile holds a volume; the same of a kernel beside others with products
 
 
@@ -278,8 +276,8 @@ class _KernelPrinter:
 
     def first(self, axis: Axis) -> str:
         """Return the name of the first index of the current tile of ``axis``."""
-        if axis.nth:
-            return " + ".join(self.tile(replace(axis, nth=n)) for n in range(1, axis.nth)) or "0"
+        if axis.half:
+            return "0" if axis.half == 1 else self.tile(replace(axis, half=1))
         if axis in self.started:
             return f"{axis.name}_first"
         if axis in self.counted:
@@ -304,7 +302,7 @@ class _KernelPrinter:
 
     def _held(self, axis: Axis) -> str:
         """Return the tile of an axis that holds a whole extent, or its part of it."""
-        return f"{HELD[axis.of][axis.nth - 1]}(size_{axis.label})" if axis.nth else self._whole(axis.label)
+        return f"{('first', 'second')[axis.half - 1]}_tile(size_{axis.label})" if axis.half else self._whole(axis.label)
 
     def _whole(self, label: str) -> str:
         """Return the tile that holds a whole extent.
@@ -358,13 +356,13 @@ class _KernelPrinter:
     def _index(self, axis: Axis, start: str, depth: int) -> None:
         if start == "block" and axis.scalar and axis.whole is None:
             return  # the block's index is the element's
-        base = {"block": f"block_{axis.label}", "loop": self.first(axis), "whole": self.first(axis) if axis.nth > 1 else ""}.get(start)
+        base = {"block": f"block_{axis.label}", "loop": self.first(axis), "whole": self.first(axis) if axis.half == 2 else ""}.get(start)
         if start in ("block", "block+loop") and (self.blocks[axis.label] != 1 or axis.padded):
             base = f"block_{axis.label} * {self.block(axis.label)}"
             base += f" + {axis.name}_start" if start == "block+loop" else f" + {axis.offset}" if axis.offset else ""
         if axis.every > 1 and start == "block":
             base = f"block_{axis.label} * ({self.block(axis.label)} // {axis.every})"
-        if axis in self.started and not axis.scalar and not axis.nth and start != "loop":
+        if axis in self.started and not axis.scalar and not axis.half and start != "loop":
             self.line(depth, f"{self.first(axis)} = {base}")
             base = self.first(axis)
         if axis not in self.vectors:
@@ -387,9 +385,9 @@ class _KernelPrinter:
         """Return the constant that says that ``axis`` never passes its extent, so that its mask folds away."""
         size = f"size_{axis.label}"
         step = self.blocks[axis.label] * self.pieces.get(axis.label, 1) if self.starts.get(axis, "loop").startswith("block") else (axis.whole or axis).tile
-        if axis.nth:
-            held = " + ".join(self._held(replace(axis, nth=n)) for n in range(1, axis.nth + 1))
-            value = f"{size} {'==' if axis.nth == axis.of else '>='} {held}"
+        if axis.half:
+            first = self._held(replace(axis, half=1))
+            value = f"{size} >= {first}" if axis.half == 1 else f"{size} == {first} + {self._held(axis)}"
         else:
             value = f"{size} % {step} == 0" if step != WHOLE else f"{size} == {self._whole(axis.label)}"
         name, count = f"EVEN_{axis.label}", 0

@@ -153,7 +153,7 @@ def _box(
                 raise _refused(buffer, f"a padded tile along {i.axis.label}", "tiles that fill their block", at)
             if i.axis in box:
                 raise _refused(buffer, f"{i.axis.label} along two dimensions", "a label along each", at)
-            first: Tile = Start(i.axis) if i.axis.tile or i.axis.nth > 1 else Const(0)
+            first: Tile = Start(i.axis) if i.axis.tile or i.axis.half == 2 else Const(0)
             start.append(first if shift is None else Op("+", (first, shift)))
             box.append(i.axis)
         elif axes_of(i):

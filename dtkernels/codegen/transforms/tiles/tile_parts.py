@@ -37,8 +37,6 @@ tile would be 128. Which they are, the wrapper says at run time::
     Q_low, Q_rest = Q[m, d_low], Q[m, d_rest]
     s[m, l] = dot(Q_low, K_low) + dot(Q_rest, K_rest)
 
-``f.three_tiles(d)`` is the same with three: 64, 32 and 16 of 112.
-
 Each statement whose value varies along the axis is made once for each part, others once. What is reduced along the axis is reduced along each
 part, and the results are combined. Loops keep the bounds that they have for the whole tile.
 """
@@ -72,12 +70,12 @@ from ...ir.nest import (
     TileScan,
     axes_of,
 )
-from ...ir.tile import TILES
 from ...ir.value_type import is_integer
 from ...lower.reduction_terms import MIN_DOT, TILE_KINDS
 from ...lower.schedule_options import KernelOptions
 from ...powers_of_two import binary_parts
 
+HALVES = ("low", "rest")  #: suffixes of the names of two tiles
 FEW_ROWS = 8  #: most rows, of which each is a part
 _COMBINED = {kind: fn for fn, kind in TILE_KINDS.items() if fn != "largest"}
 
@@ -91,16 +89,14 @@ def cut_tiles_into_parts(kernel: Kernel, options: KernelOptions) -> Kernel:
         if len(sizes) > 1:
             _check(kernel, axis, sizes, options)
             body = AxisCut(body, axis, kernel, named).into(sizes)
-    for axis, count in _of_several_tiles(body, options):
-        body = AxisCut(body, axis, kernel, {}).in_several(count)
+    for axis in _of_two_tiles(body, options):
+        body = AxisCut(body, axis, kernel, {}).in_two()
     return replace(kernel, body=body)
 
 
-def _of_several_tiles(body: tuple[Statement, ...], options: KernelOptions) -> list[tuple[Axis, int]]:
-    """Return the axes of whole extents that the schedule has several tiles for, with their number. A kernel that merges parts may hold none."""
-    counts = options.several_tiles()
-    axes = [s.axis for s in nest.statements(body) if isinstance(s, Index) and s.axis.tile == WHOLE]
-    return [(axis, counts[axis.label]) for axis in axes if axis.label in counts]
+def _of_two_tiles(body: tuple[Statement, ...], options: KernelOptions) -> list[Axis]:
+    """Return the axes of whole extents that the schedule has two tiles for. A kernel that merges parts may hold none."""
+    return [s.axis for s in nest.statements(body) if isinstance(s, Index) and s.axis.tile == WHOLE and s.axis.label in options.two_tiles()]
 
 
 def _is_few_rows(body: tuple[Statement, ...], axis: Axis) -> bool:
@@ -144,10 +140,10 @@ class AxisCut:
             offset += size
         return self._cut(self.body)
 
-    def in_several(self, count: int) -> tuple[Statement, ...]:
-        """Return the body with so many tiles for the whole extent."""
-        for nth, suffix in enumerate(TILES[count], 1):
-            self.parts.append(Axis(self._fresh(self.axis.name, suffix), self.axis.label, WHOLE, whole=self.axis, nth=nth, of=count))
+    def in_two(self) -> tuple[Statement, ...]:
+        """Return the body with two tiles for the whole extent."""
+        for half, suffix in enumerate(HALVES, 1):
+            self.parts.append(Axis(self._fresh(self.axis.name, suffix), self.axis.label, WHOLE, whole=self.axis, half=half))
         return self._cut(self.body)
 
     def _fresh(self, name: str, suffix: str) -> str:
@@ -179,7 +175,7 @@ class AxisCut:
                 yield s
 
     def _name(self, name: str, part: Axis) -> str:
-        suffix = TILES[part.of][part.nth - 1] if part.nth else str(part.offset)
+        suffix = HALVES[part.half - 1] if part.half else str(part.offset)
         key = self.axis.label, name, suffix
         if key not in self.named:
             self.named[key] = self._fresh(name, suffix)

@@ -82,7 +82,7 @@ def check_plan(p: WarpSpecializedKernel) -> None:
     if p.turns:
         _check_turns(p)
     _check_in_order(p)
-    parts = any(isinstance(s, Index) and s.axis.whole and not s.axis.nth for s in p.kernel.body)
+    parts = any(isinstance(s, Index) and s.axis.whole and not s.axis.half for s in p.kernel.body)
     if parts and not all(step.direct for step in p.steps):
         raise Refused("a tile in parts, whose products do not only add up")
     in_loops = [s for step in p.steps for s in step.loop.body if not isinstance(s, DescriptorStore)]
@@ -117,8 +117,8 @@ def _check_in_order(p: WarpSpecializedKernel) -> None:
         return
     if p.turns or p.float8 or p.rescales or any(step.direct for step in p.steps):
         raise Refused("accumulators that are rescaled, in turns or in float8, beside sums in memory or in a loop of loops")
-    if any(a.columns.nth and (a.columns.of > 2 or a.rest is None or p.consumers != 2) for a in p.last.added):
-        raise Refused("sums in memory of another number of tiles of a whole extent than the two consumers that add to them")
+    if any(a.columns.half and (a.rest is None or p.consumers != 2) for a in p.last.added):
+        raise Refused("sums in memory of two tiles of a whole extent, which other than two consumers would add to")
     if any([f"{s.name} {s.value}" for s in step.lines] != [f"{s.name} {s.value}" for s in p.last.lines] for step in p.steps):
         raise Refused("loops that read other numbers of columns")
     stay = {s.name: s.value.box for s in p.resident}
@@ -156,7 +156,7 @@ def _loads(step: LoopStep) -> tuple[list[str], ...]:
     """Return the loads of a step, and its products of loaded tiles."""
     return (
         [f"{s.name} {s.value}" for s in step.fetches],
-        [f"{q.name} {r.left} {r.right}" for q in (*step.fresh, *step.direct) for r in q.tiles],
+        [f"{q.name} {r.left} {r.right}" for q in (*step.fresh, *step.direct) for r in (q, q.rest) if r],
         [f"{q.name} {q.right}" for q in step.chained] + [f"{a.store.buffer} {tile.right}" for a in step.added for tile in a.tiles],
     )
 
@@ -222,8 +222,7 @@ def can_defer_products(step: LoopStep, consumers: int, share: int, promotes: boo
     """
 
     def each(columns: Axis, width: float = 1) -> float:
-        whole = (64 >> (columns.nth - 1 if columns.of > 2 else 0)) if columns.nth else 128
-        return share * (columns.tile if columns.tile != WHOLE else whole) * width / 128
+        return share * (columns.tile if columns.tile != WHOLE else 64 if columns.half else 128) * width / 128
 
     products = (*step.fresh, *step.chained, *step.direct)
     if any(q.columns.tile > WIDEST for q in products):

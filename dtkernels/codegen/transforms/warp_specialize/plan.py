@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...ir.nest import (
     Assign,
@@ -42,17 +42,8 @@ class Product:
     axes: tuple[Axis, ...]
     rows: Axis
     columns: Axis
-    rest: Product | None = None  #: the product of the next tiles of a whole extent, which adds to this one
+    rest: Product | None = None  #: the product of the second tiles of a whole extent, which adds to this one
     start: Local | None = None  #: numbers of columns that a fresh product adds to, which takes no registers beside it
-
-    @property
-    def tiles(self) -> tuple[Product, ...]:
-        """Return the products of all tiles of a whole extent."""
-        return (self, *(self.rest.tiles if self.rest else ()))
-
-    def with_rest(self, more: Product) -> Product:
-        """Return the product with that of one tile more."""
-        return replace(self, rest=self.rest.with_rest(more) if self.rest else more)
 
     @property
     def whole_columns(self) -> Axis:

@@ -242,7 +242,7 @@ def _step(loop: Loop, rows: Axis) -> LoopStep:
                 work.append(replace(s, value=_hoist(s, rows, computed, fresh)))
             case DescriptorStore(value=TileDot() as dot, onto="sum"):
                 product_of_rows = _added(s, dot, rows, loop)
-                if product_of_rows.columns.nth > 1 and added and added[-1].columns.whole == product_of_rows.columns.whole:
+                if product_of_rows.columns.half == 2 and added and added[-1].columns.whole == product_of_rows.columns.whole:
                     added[-1] = replace(added[-1], rest=product_of_rows)
                 else:
                     added.append(product_of_rows)
@@ -254,12 +254,12 @@ def _step(loop: Loop, rows: Axis) -> LoopStep:
 
 
 def _hoist(s: Let | Assign, rows: Axis, computed: set[str], fresh: list[Product]) -> Tile:
-    """Replace each product in the value of ``s`` by a local of its own, collected in ``fresh``. One of several tiles of a whole extent is one product."""
+    """Replace each product in the value of ``s`` by a local of its own, collected in ``fresh``. One of two tiles of a whole extent is one product."""
 
     def one(node: Tile) -> Tile:
         match node:
             case Op("+", (Local(name) as low, TileDot() as more)) if _is_rest(more) and (known := next((p for p in fresh if p.name == name), None)):
-                fresh[fresh.index(known)] = known.with_rest(_loaded_product(s.name, more, rows, computed))
+                fresh[fresh.index(known)] = replace(known, rest=_loaded_product(s.name, more, rows, computed))
                 return low
         if not isinstance(node, TileDot) or _is_rest(node):
             return node
@@ -272,13 +272,13 @@ def _hoist(s: Let | Assign, rows: Axis, computed: set[str], fresh: list[Product]
 
     value = s.value.transform(one)
     if any(isinstance(n, TileDot) for n in value.walk()):
-        raise Refused(f"{s.name} adds tiles of a whole extent to something else")
+        raise Refused(f"{s.name} adds two tiles of a whole extent to something else")
     return value
 
 
 def _is_rest(dot: TileDot) -> bool:
-    """Return whether a product is over another than the first of several tiles of a whole extent."""
-    return all(a.nth > 1 for a in dot.axes)
+    """Return whether a product is over the second of two tiles of a whole extent."""
+    return all(a.half == 2 for a in dot.axes)
 
 
 def _loaded_product(name: str, dot: TileDot, rows: Axis, computed: set[str]) -> Product:
