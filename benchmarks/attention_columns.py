@@ -51,6 +51,16 @@ SIZES = {
     "112 columns, 22 heads share keys, short": Size(20, 44, 22, 306, 306, 112, False),
     "40 columns, 7 heads share keys, causal": Size(8, 7, 7, 6823, 6823, 40, True),
 }
+MORE = {
+    **{f"{d} columns{', causal' * causal}": Size(4, 16, 1, 2048, 2048, d, causal) for d in (48, 72) for causal in (False, True)},
+    "40 columns, 1024": Size(8, 16, 1, 1024, 1024, 40, False),
+    "40 columns, 3000, causal": Size(2, 16, 1, 3000, 3000, 40, True),
+    "40 columns, 8192": Size(1, 16, 1, 8192, 8192, 40, False),
+    "80 columns, 500": Size(16, 16, 1, 500, 500, 80, False),
+    "80 columns, 12 heads share keys in threes, 6685, causal": Size(2, 12, 3, 6685, 6685, 80, True),
+    "96 columns, 1500, causal": Size(4, 32, 1, 1500, 1500, 96, True),
+    "96 columns, 8192": Size(1, 16, 1, 8192, 8192, 96, False),
+}
 FILLED = 264  #: blocks of keys, for two rounds of an H200's multiprocessors
 COMPILING = 0.6  #: part of the time, after which forms that are not compiled are left out
 DIRECTIONS = ("forward", "backward")
@@ -98,6 +108,8 @@ def forms(size: Size, direction: str) -> Iterator[tuple[str, str]]:
         programs = size.b * size.h // size.group * -(-size.l // 128)
         parts = next((p for p in (1, 2, 4, 8) if p * programs >= FILLED), 8) if size.group > 1 else 1
         bases = {"seven": attention_gradients.schedule(size, False, parts), "five": attention_gradients.schedule(size, True, parts)}
+    if direction == "backward" and len(several) > 1:
+        several |= {f", {label} in two": label for label in "dn"}
     found |= {name + word: with_tiles(text, labels) for name, text in bases.items() for word, labels in several.items()}
     found["default, one tile"] = with_tiles(default, "")
     if direction == "forward":  # results by one tile: narrow products take longer than their work
@@ -152,10 +164,10 @@ def compile_form(size: Size, direction: str, text: str) -> str:
     return ""
 
 
-def compile_all(cases: dict[tuple[str, str], dict[str, str]], jobs: int, until: float) -> int:
+def compile_all(cases: dict[tuple[str, str], dict[str, str]], sizes: dict[str, Size], jobs: int, until: float) -> int:
     """Compile all forms; remove those that are not done in time, and return their number."""
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
-    tasks = {pool.submit(compile_form, SIZES[key[0]], key[1], text): (key, form) for key, asked in cases.items() for form, text in asked.items()}
+    tasks = {pool.submit(compile_form, sizes[key[0]], key[1], text): (key, form) for key, asked in cases.items() for form, text in asked.items()}
     _, late = wait(tasks, max(1.0, until - time.monotonic()))
     pool.shutdown(wait=not late, cancel_futures=True)
     for key, form in (tasks[task] for task in late):
@@ -191,20 +203,22 @@ def main(argv: list[str] | None = None) -> int:
     """Compile all forms, then time them."""
     parser = Parser("attention_columns", __doc__)
     parser.add_argument("--only", type=pattern, default=re.compile(""), metavar="REGEX", help="is looked for in the names of sizes")
+    parser.add_argument("--forms", type=pattern, default=re.compile(""), metavar="REGEX", help="is looked for in the names of forms")
+    parser.add_argument("--more", action="store_true", help="other sizes")
     parser.add_argument("--directions", type=pattern, default=re.compile(""), metavar="REGEX", help="is looked for in forward, backward")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="processes that compile")
     parser.add_argument("--seconds", type=float, default=140.0, help="of it all; what is left over then is not timed")
     parser.add_argument("--json", type=file_to_write, help="write every figure here")
     options = parser.parse_args(argv)
-    begun = time.monotonic()
+    begun, sizes = time.monotonic(), MORE if options.more else SIZES
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         raise SystemExit("attention_columns: needs a GPU of compute capability 9.0")
-    cases = {(name, way): dict(forms(size, way)) for name, size in SIZES.items() if options.only.search(name) for way in DIRECTIONS if options.directions.search(way)}
-    late = compile_all(cases, options.jobs, begun + COMPILING * options.seconds)
+    cases = {(name, way): {form: text for form, text in forms(size, way) if options.forms.search(form)} for name, size in sizes.items() if options.only.search(name) for way in DIRECTIONS if options.directions.search(way)}
+    late = compile_all(cases, sizes, options.jobs, begun + COMPILING * options.seconds)
     print(f"compiled in {time.monotonic() - begun:.0f} s; {late} forms are left out", flush=True)
     found = dict[str, object]()
     for (name, way), asked in cases.items():
-        found[f"{name}, {way}"] = times = measure(SIZES[name], way, asked, begun + options.seconds)
+        found[f"{name}, {way}"] = times = measure(sizes[name], way, asked, begun + options.seconds)
         print(f"{name}, {way}: {json.dumps(times)}", flush=True)
     if options.json:
         about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "schedules": {f"{n}, {w}": asked for (n, w), asked in cases.items()}}
