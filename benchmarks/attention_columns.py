@@ -213,15 +213,16 @@ def main(argv: list[str] | None = None) -> int:
     begun, sizes = time.monotonic(), MORE if options.more else SIZES
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         raise SystemExit("attention_columns: needs a GPU of compute capability 9.0")
-    cases = {(name, way): {form: text for form, text in forms(size, way) if options.forms.search(form)} for name, size in sizes.items() if options.only.search(name) for way in DIRECTIONS if options.directions.search(way)}
+    asked = [(name, way) for name in sizes if options.only.search(name) for way in DIRECTIONS if options.directions.search(way)]
+    cases = {(name, way): {form: text for form, text in forms(sizes[name], way) if options.forms.search(form)} for name, way in asked}
     late = compile_all(cases, sizes, options.jobs, begun + COMPILING * options.seconds)
     print(f"compiled in {time.monotonic() - begun:.0f} s; {late} forms are left out", flush=True)
     found = dict[str, object]()
-    for (name, way), asked in cases.items():
-        found[f"{name}, {way}"] = times = measure(sizes[name], way, asked, begun + options.seconds)
+    for (name, way), texts in cases.items():
+        found[f"{name}, {way}"] = times = measure(sizes[name], way, texts, begun + options.seconds)
         print(f"{name}, {way}: {json.dumps(times)}", flush=True)
     if options.json:
-        about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "schedules": {f"{n}, {w}": asked for (n, w), asked in cases.items()}}
+        about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "schedules": {f"{n}, {w}": texts for (n, w), texts in cases.items()}}
         Path(options.json).write_text(json.dumps({**about, "times": found}, indent=1))
     print(f"done in {time.monotonic() - begun:.0f} s")
     return 0
