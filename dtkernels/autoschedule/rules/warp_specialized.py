@@ -24,7 +24,8 @@ ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
 _LONG = tuple(fn for fn in SLOW if fn not in ("exp", "exp2", "sqrt", "rsqrt"))
 SHORTEST_LOOP = 4096  #: elements from which on consumers of 64 columns repay what it takes to start them
-SHORTEST_PADDED = 2048  #: the same of fewer columns: 40 took 165 us for 190, causal 107 for 106 (an H200, benchmarks/h200/attention_columns.json)
+#: the same of fewer columns: 40 took 165 us for 190, causal 107 for 106, and for gradients 486 for 577, 301 for 325 (an H200, benchmarks/h200/attention_columns.json)
+SHORTEST_PADDED = 2048
 MOST_PRODUCTS = {1: 3, 2: 4}  #: sums of a kernel -> products; schedules may ask for more, the default takes what was measured
 PARTS = (1, 2, 4, 8, 16)  #: of a loop around the loop, where blocks alone leave multiprocessors idle
 BUSY = 0.9  #: of the multiprocessors' time in whole rounds of blocks
@@ -62,7 +63,9 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     block = {label: ROWS if label == rows else 1 for label in labels[:-1]}
     widest = max(next_power_of_two(sizes[w]) for w in whole)
     several = len(dots) > 2
-    if several and widest == 64 or sums > 1 and (widest != 128 or len(dots) < 4):
+    padded = max(sizes[w] for w in whole) < widest  # which Triton's loads are masked for, column by column
+    narrow = widest == 64 and (around or not padded or sizes[loop] < SHORTEST_PADDED)
+    if several and narrow or sums > 1 and (narrow or widest > 128 or len(dots) < 4):
         return None
     chain = Chain.of(shape, root, members)
     masked = chain is not None and chain.has_mask()  # then programs share blocks by the length of their loops
@@ -75,16 +78,15 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     programs, cores = shape.programs(block), shape.target.multiprocessors
     if 2 * programs < cores or programs > cores and not masked and shape.fills_better(block, rows, ROWS // 2):
         return None
-    padded = max(sizes[w] for w in whole) < widest  # which Triton's loads are masked for, column by column
     if widest <= 64 and sizes[loop] < (SHORTEST_PADDED if padded else SHORTEST_LOOP):
         return None  # measured, attention of 64 columns: at 1024 keys 103 us against 93 by Triton's text, at 4096 1167 against 1169, causal 651 against 690
     held = widest if several or widest <= 128 else max(tiled_extent(sizes, w) for w in whole)
-    step = _step_size(shape, dots, members, {rows, loop}, held)
+    step = min(_step_size(shape, dots, members, {rows, loop}, held), 64 if several else 128)
     deep = 2 if widest > 128 or widest > 64 and step == 128 else 3
     while (ROWS + 2 * deep * step) * held * shape.itemsize > shape.target.shared_bytes:
         step //= 2
     tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
-    config = replace(config, tiles=tuple(tile.items()), stages_of=((loop, deep),), approximations=_exponentials(shape, members, widest))
+    config = replace(config, tiles=tuple(tile.items()), stages_of=((loop, deep),), approximations=() if several else _exponentials(shape, members, widest))
     if not several and widest <= 128:  # results by two tiles pay where there is no room for one
         return with_sums_in_two_tiles(shape, config)
     return next(in_two_tiles(shape, config), config)
