@@ -22,10 +22,10 @@ def two_tiles(n: int, least: int) -> tuple[int, int]:
     return low, max(least, next_power_of_two(n - low))
 
 
-def two_tiles_are_shorter(n: int) -> bool:
-    """Return whether two tiles of the matrix units hold ``n`` elements in less than one would, and more than the narrowest that pays."""
+def two_tiles_are_shorter(n: int, narrow: int = NARROW) -> bool:
+    """Return whether two tiles of the matrix units hold ``n`` elements in less than one would, and more than ``narrow``, up to which that does not pay."""
     one = next_power_of_two(n)
-    return one > NARROW and sum(two_tiles(n, UNITS)) < one
+    return one > narrow and sum(two_tiles(n, UNITS)) < one
 
 
 def last_power_of_two(n: int) -> int:

@@ -63,11 +63,12 @@ def test_attention(mask, rows, keys, wide, group):
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("stored", ["att.descriptor(Q, K, V, att);", "att.descriptor(Q, K, V);"])
+@pytest.mark.parametrize("tiles", ["att.two_tiles(d, n);", "att.two_tiles(d);"])
 @pytest.mark.parametrize("wide, rows", [(72, 1000), (96, 513), (160, 1000), (192, 130)])
-def test_heads_that_two_tiles_hold(wide, rows, stored, mask):
+def test_heads_that_two_tiles_hold(wide, rows, stored, tiles, mask):
     """Results go through descriptors or by pointers: each has its own way to say where the second tile begins."""
     score, visible = MASKS[mask]
-    text = attention(score).replace("att.descriptor(Q, K, V, att);", stored).replace("l:128", "l:64") + "att.two_tiles(d, n);"
+    text = attention(score).replace("att.descriptor(Q, K, V, att);", stored).replace("l:128", "l:64") + tiles
     generator = torch.Generator("cuda").manual_seed(rows + wide)
     q, k, v = (torch.randn(2, 2, rows, wide, device="cuda", generator=generator).bfloat16() for _ in range(3))
     found = compiled(text)(q, k, v, wide**-0.5)
@@ -118,6 +119,10 @@ SWEEPS = {
     "split over heads": ({"causal": True, "group": 4}, (1, 8, 500, 500, 128), "d_K.split(h_in:2);"),
     "split over queries": ({"starts": True, "ends": True}, (1, 2, 1001, 999, 96), "d_K.split(m:3);"),
     "of one query": ({}, (3, 2, 1, 65, 128), ""),
+    "in two tiles": ({}, (2, 3, 257, 515, 80), "d_K.two_tiles(d, n);"),
+    "in two tiles, causal": ({"causal": True}, (1, 4, 1000, 1000, 96), "d_K.two_tiles(d, n);"),
+    "in two tiles, of heads that share keys": ({"group": 4}, (2, 8, 321, 129, 72), "d_K.two_tiles(d, n);"),
+    "in two tiles, narrow": ({"causal": True}, (2, 2, 300, 700, 40), "d_K.two_tiles(d, n);"),
 }
 
 
@@ -127,9 +132,10 @@ def test_gradients_in_one_sweep(name):
     params, sizes, more = SWEEPS[name]
     program = one_sweep(params, 128, 64, more=IN_BULK + more)
     module = load_module(emit(program, "call", target("h200"), True), "gluon")
-    assert hasattr(module, f"d_K{'_part' * bool(more)}_gluon_kernel")
+    part = "_part" * ("split" in more)
+    assert hasattr(module, f"d_K{part}_gluon_kernel")
     for form in ("", "_descriptor"):
-        setattr(module, f"d_K{'_part' * bool(more)}{form}_kernel", Never())
+        setattr(module, f"d_K{part}{form}_kernel", Never())
     check_gradients(module, program, params, sizes)
 
 
@@ -138,6 +144,8 @@ APART = {
     "wide, many heads share keys": ({"causal": True, "group": 9}, (2, 9, 425, 425, 224), "d_K.split(h_in:4); d_V.split(h_in:4);"),
     "rows sorted by length": ({"causal": True}, (2, 5, 1001, 1001, 128), "d_Q.map(m, b, h); d_K.map(l, b, h); d_V.map(b, l, h);"),
     "heads share keys": ({"group": 3}, (1, 6, 300, 515, 96), ""),
+    "in two tiles": ({"group": 3}, (1, 6, 300, 515, 80), "d_Q.two_tiles(d, n); d_K.two_tiles(d, n); d_V.two_tiles(d, n);"),
+    "in two tiles, causal": ({"causal": True}, (2, 5, 1001, 1001, 72), "d_Q.two_tiles(d, n); d_K.two_tiles(d, n); d_V.two_tiles(d, n);"),
 }
 
 

@@ -16,7 +16,7 @@ from ...lang.schedule import SHARES
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig, Pairs
 from ..problem import SchedulingProblem
-from .candidates.two_tiles import in_two_tiles, tiled_extent
+from .candidates.two_tiles import in_two_tiles, tiled_extent, with_sums_in_two_tiles
 from .chained_gemm import Chain
 from .program_order import balanced_program_order
 
@@ -24,6 +24,8 @@ ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
 _LONG = tuple(fn for fn in SLOW if fn not in ("exp", "exp2", "sqrt", "rsqrt"))
 SHORTEST_LOOP = 4096  #: elements from which on consumers of 64 columns repay what it takes to start them
+#: the same of fewer columns: 40 took 165 us for 190, causal 107 for 106, and for gradients 486 for 577, 301 for 325 (an H200, benchmarks/h200/attention_columns.json)
+SHORTEST_PADDED = 2048
 MOST_PRODUCTS = {1: 3, 2: 4}  #: sums of a kernel -> products; schedules may ask for more, the default takes what was measured
 PARTS = (1, 2, 4, 8, 16)  #: of a loop around the loop, where blocks alone leave multiprocessors idle
 BUSY = 0.9  #: of the multiprocessors' time in whole rounds of blocks
@@ -61,7 +63,9 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     block = {label: ROWS if label == rows else 1 for label in labels[:-1]}
     widest = max(next_power_of_two(sizes[w]) for w in whole)
     several = len(dots) > 2
-    if several and widest == 64 or sums > 1 and (widest != 128 or len(dots) < 4):
+    padded = max(sizes[w] for w in whole) < widest  # which Triton's loads are masked for, column by column
+    narrow = widest == 64 and (around or not padded or sizes[loop] < SHORTEST_PADDED)
+    if several and narrow or sums > 1 and (narrow or widest > 128 or len(dots) < 4):
         return None
     chain = Chain.of(shape, root, members)
     masked = chain is not None and chain.has_mask()  # then programs share blocks by the length of their loops
@@ -69,20 +73,23 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     written = written if widest <= 128 and shape.result_bytes() == 2 else []  # by the copy engine, where there is room to gather them
     config = KernelConfig(root, tuple(block.items()), order=order, descriptors=(*sorted(read), *written), persistent=True, specialized=(loop,), num_warps=8)
     if sums > 1 or around or several and widest > 128:
-        return _in_order(shape, members, config, sorted(whole), (loop, *around))
+        ordered = _in_order(shape, members, config, sorted(whole), (loop, *around))
+        return next(in_two_tiles(shape, ordered), ordered) if ordered and widest <= 128 else ordered
     programs, cores = shape.programs(block), shape.target.multiprocessors
     if 2 * programs < cores or programs > cores and not masked and shape.fills_better(block, rows, ROWS // 2):
         return None
-    if widest <= 64 and sizes[loop] < SHORTEST_LOOP:
+    if widest <= 64 and sizes[loop] < (SHORTEST_PADDED if padded else SHORTEST_LOOP):
         return None  # measured, attention of 64 columns: at 1024 keys 103 us against 93 by Triton's text, at 4096 1167 against 1169, causal 651 against 690
-    held = widest if several else max(tiled_extent(sizes, w) for w in whole)
-    step = _step_size(shape, dots, members, {rows, loop}, held)
+    held = widest if several or widest <= 128 else max(tiled_extent(sizes, w) for w in whole)
+    step = min(_step_size(shape, dots, members, {rows, loop}, held), 64 if several else 128)
     deep = 2 if widest > 128 or widest > 64 and step == 128 else 3
     while (ROWS + 2 * deep * step) * held * shape.itemsize > shape.target.shared_bytes:
         step //= 2
     tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
-    config = replace(config, tiles=tuple(tile.items()), stages_of=((loop, deep),), approximations=_exponentials(shape, members, widest))
-    return config if several else next(in_two_tiles(shape, config), config)
+    config = replace(config, tiles=tuple(tile.items()), stages_of=((loop, deep),), approximations=() if several else _exponentials(shape, members, widest))
+    if not several and widest <= 128:  # results by two tiles pay where there is no room for one
+        return with_sums_in_two_tiles(shape, config)
+    return next(in_two_tiles(shape, config), config)
 
 
 def _in_order(shape: SchedulingProblem, members: list[str], config: KernelConfig, whole: list[str], loops: tuple[str, ...]) -> KernelConfig | None:

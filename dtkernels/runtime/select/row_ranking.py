@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...autoschedule.cost.kernel_config import halved_labels, read_schedule, tiled_labels
-from ...codegen.powers_of_two import next_power_of_two, two_tiles_are_shorter
+from ...codegen.powers_of_two import UNITS, next_power_of_two, two_tiles_are_shorter
 from ..tables.table import Gpu, Row, RowKey, call_kind
 from .addition_order import fixed_order
 from .evidence import ITEMSIZE, Sizes, TimeModel, predictions
@@ -98,7 +98,7 @@ def _refusal(row: Row, sizes: dict[str, int], spec: str) -> str:
         if label in sizes and next_power_of_two(sizes[label]) != next_power_of_two(row.sizes.get(label, 0)):
             return f"its tile covers all of {label}: {next_power_of_two(row.sizes.get(label, 0))} elements, {next_power_of_two(sizes[label])} needed"
     for label in halved_labels(row.schedule):
-        if label in sizes and not two_tiles_are_shorter(sizes[label]):
+        if label in sizes and not two_tiles_are_shorter(sizes[label], UNITS):
             return f"two tiles hold all of {label}, and one of {next_power_of_two(sizes[label])} elements has no more"
     if fixed_order() and (sums := read_schedule(row.schedule).unordered_sums):
         return f"{', '.join(sorted(sums))} would be added up in no fixed order, and torch.use_deterministic_algorithms(True) is set"

@@ -310,13 +310,14 @@ def _split_products(t: Tiling, around: Surroundings) -> Dimensions:
 
 
 def _two_tiles(t: Tiling, around: Surroundings) -> Dimensions:
-    """Hold whole extents by two tiles, or by one."""
+    """Hold whole extents by two tiles, all or those that are summed over alone, or by one."""
     others = tuple(p for p in t.rest if p.name != "two_tiles")
     labels = tuple(label for label, tile in t.tile.items() if tile == 0 and label in around.sizes and fits_two_tiles(around.sizes, label))
     if len(others) < len(t.rest):
         yield [dict(rest=others)]
     elif labels and around.product:
-        yield [dict(rest=(*t.rest, Names(t.root, "two_tiles", labels)))]
+        summed = tuple(x for x in labels if x not in around.algorithm[t.root].labels)
+        yield [dict(rest=(*t.rest, Names(t.root, "two_tiles", each))) for each in dict.fromkeys((labels, summed)) if each]
 
 
 def _row_and_column_labels(t: Tiling, around: Surroundings) -> tuple[str | None, str | None]:

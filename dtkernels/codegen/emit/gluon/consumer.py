@@ -29,6 +29,7 @@ Nothing is in flight where a loop goes back: ptxas would run such products one b
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ...ir.nest import (
@@ -180,7 +181,7 @@ class Consumer:
         k = self.k
         desc = k.descriptor(s)
         flat = ", ".join(n for n, a in zip(k.boxes[desc], s.box) if a)
-        place = f"{put_name(s)}_tiles.index({self._wg()})"
+        place = f"{put_name(s)}_tiles.index({self._wg() if k.writers(s) != '1' else '0'})"
         k.line(depth, f"{place}{'' if None not in s.box else '.reshape([' + flat + '])'}.store({value}.to({desc}.dtype))")
         k.line(depth, "hopper.fence_async_shared()")
         k.line(depth, f"{'tma_add' if s.onto else 'tma_store'}({desc}, {k.coordinates(s, self._wg_of_rows())}, {place})")
@@ -239,10 +240,14 @@ class Consumer:
         """Start the fresh products of the tile in ``slot``."""
         self._await([r for r in self.p.rings if r.fresh], slot, it, depth)
         for q in self.p.last.fresh:
-            self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), slot), slot, "", depth)
-            if q.rest:
-                left = self._view(q.rest.loaded_left.name, (q.rows, *q.rest.axes), slot)
-                self._multiply(q.rest, left, slot, f"{q.name}_made", depth, q.name)
+            self._multiply_loaded(q, slot, "", depth)
+
+    def _multiply_loaded(self, q: Product, slot: str, start: str, depth: int) -> None:
+        """Start a product of loaded tiles, of both tiles of a whole extent."""
+        self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), slot), slot, start, depth)
+        if q.rest:
+            left = self._view(q.rest.loaded_left.name, (q.rows, *q.rest.axes), slot)
+            self._multiply(q.rest, left, slot, f"{q.name}_made", depth, q.name)
 
     def _fresh_done(self, slot: str, outstanding: int, depth: int) -> None:
         """Wait for the fresh products; what nothing else reads is given back."""
@@ -423,14 +428,15 @@ class Consumer:
         ahead = self.p.rings_of(first)
         self._await([r for r in self.p.rings if r not in ahead], "slot", "it", depth)
         for q in others:
-            self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), "slot"), "slot", f"{q.name}_start" if q.start else "", depth)
+            self._multiply_loaded(q, "slot", f"{q.name}_start" if q.start else "", depth)
         flying = self._work_in_order(step, [s for s in step.work if s not in loads and s.name not in started], [q.name for q in others], depth)
         for a in step.added:
             self._await_products({f"{a.store.buffer}_part"}, flying, depth)
         self._multiply_ahead(first, "(it + 1)", f"{k.counter()} + {k.advance(step.loop)} < {end}", depth)
         flying.append(first.name)
         for a in step.added:
-            self._through(a.store, f"{a.store.buffer}_part", depth)
+            for tile, inner in self._by_consumer(a, depth):
+                self._through(tile.store, f"{a.store.buffer}_part", inner)
         self._starts(step, depth)
         self._await_products(set(flying), flying, depth)
         self._release_slots(list(self.p.rings), "slot", depth)
@@ -478,7 +484,16 @@ class Consumer:
         self.k.line(depth, f"{slot} = {it} % STAGES")
         for ring in self.p.rings_of(q):
             self.k.line(depth, f"mbarrier.wait({ring.name}_full.index({slot}), {it} // STAGES & 1{f', pred={when}' if when else ''})")
-        self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), slot), slot, "", depth)
+        self._multiply_loaded(q, slot, "", depth)
+
+    def _by_consumer(self, a: AddedProduct, depth: int) -> Iterator[tuple[AddedProduct, int]]:
+        """Yield the tile that a consumer adds, with the depth of its lines: each of two has one of two tiles."""
+        if a.rest is None:
+            yield a, depth
+            return
+        for word, tile in zip(("if WG == 0:", "else:"), a.tiles):
+            self.k.line(depth, word)
+            yield tile, depth + 1
 
     def _await_products(self, names: set[str], flying: list[str], depth: int) -> None:
         """Wait for the products in flight up to the last of ``names``."""
@@ -498,8 +513,12 @@ class Consumer:
 
     def _multiply_terms(self, a: AddedProduct, depth: int) -> None:
         """Start the product over the rows of all consumers for this consumer's columns, or over its own rows for all columns."""
+        self.k.line(depth, f"mbarrier.wait({a.store.buffer}_ready.index(it & 1), (it >> 1) & 1)")
+        for tile, inner in self._by_consumer(a, depth):
+            self._multiply_own_terms(tile, inner)
+
+    def _multiply_own_terms(self, a: AddedProduct, depth: int) -> None:
         k, name, part, whole, count = self.k, a.store.buffer, self.k.part(a), self.k.tile(a.columns), self.p.consumers
-        k.line(depth, f"mbarrier.wait({name}_ready.index(it & 1), (it >> 1) & 1)")
         zero = f"gl.full([{k.tile(a.rows)}, {part}], 0.0, gl.float32, MMA_{part})"
         box = [x for x in self.local[a.right.name].value.box if x]
 
@@ -512,6 +531,10 @@ class Consumer:
 
         if count == 1:
             return product("0", "", f"{zero}, use_acc=False", depth)
+        if a.columns.half:
+            for w in range(count):
+                product(str(w), "", f"{name}_part_made" if w else f"{zero}, use_acc=False", depth)
+            return None
         k.line(depth, f"if {part} < {whole}:")
         for w in range(count):
             product(str(w), f".slice(WG * {part}, {part}, dim=1)", f"{name}_part_made" if w else f"{zero}, use_acc=False", depth + 1)

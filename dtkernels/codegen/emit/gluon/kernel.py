@@ -43,8 +43,8 @@ class GluonPrinter(_KernelPrinter):
         self.started = self.started | {plan.rows}
         self.boxes: dict[str, tuple[str, ...]] = {}  #: descriptor -> its box
         self.accesses: dict[str, DescriptorLoad | DescriptorStore] = {}
-        self.added = {id(a.store): a for step in plan.steps for a in step.added}
-        self.puts = {put_name(s): s for s in (*plan.after, *(a.store for a in plan.last.added)) if isinstance(s, DescriptorStore)}
+        self.added = {id(tile.store): tile for step in plan.steps for a in step.added for tile in a.tiles}
+        self.puts = {put_name(s): s for s in (*plan.after, *(tile.store for a in plan.last.added for tile in a.tiles)) if isinstance(s, DescriptorStore)}
 
     def text(self) -> KernelText:
         base = self.kernel.name.replace("_descriptor", INFIX)
@@ -85,10 +85,11 @@ class GluonPrinter(_KernelPrinter):
     def part(self, added: AddedProduct) -> str:
         """Return the constant that holds how many columns one consumer adds.
 
-        It adds its part of the sums over all rows. Where that part would be too narrow, it adds all columns of the sums over its own rows.
+        It adds its part of the sums over all rows: one of two tiles, or of one tile a share. Where that share would be too narrow, it adds all
+        columns of the sums over its own rows.
         """
         whole, count = self.tile(added.columns), self.plan.consumers
-        if count == 1:
+        if count == 1 or added.columns.half:
             return whole
         name, value = f"PART_{added.columns.label}", self._value(whole)
         self.tiles[name] = f"({value} // {count} if {value} >= {NARROWEST * count} else {value})"
@@ -112,7 +113,7 @@ class GluonPrinter(_KernelPrinter):
         for start, axis in zip(access.start, access.box):
             text = self.expr.text(start, ())
             text = f"{text} + {share} * {self.share()}" if axis == self.plan.rows and share != "0" else text
-            if added and axis == added.columns and self.plan.consumers > 1:
+            if added and axis == added.columns and self.plan.consumers > 1 and not axis.half:
                 texts.append(f"WG * ({self.part(added)} % {self.tile(added.columns)})")  # 0 where each adds all columns
                 continue
             constant = text == "0" or axis is not None and axis.half
@@ -122,6 +123,11 @@ class GluonPrinter(_KernelPrinter):
     def shared(self, tile: DescriptorLoadLet) -> str:
         """Return ``CONSUMERS`` where each consumer has its own rows of a loaded tile, else ''."""
         return str(self.plan.consumers) if self.plan.rows in tile.value.box and self.plan.consumers > 1 and not self.plan.turns else ""
+
+    def writers(self, put: DescriptorStore) -> str:
+        """Return how many consumers store a result, each through a tile of its own: of two tiles that are added to memory each has one."""
+        added = self.added.get(id(put))
+        return "1" if added and added.columns.half else str(self.plan.consumers)
 
     def _value(self, name: str) -> str:
         return self.tiles.get(name, name)
@@ -144,7 +150,8 @@ class GluonPrinter(_KernelPrinter):
             for n, a in columns.items()
             if re.search(rf"\bMMA_{n}\b", text)
         ]
-        made += [f"    MMA_{p}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {p}, 16])" for p in {self.part(a) for a in self.plan.last.added} if f"MMA_{p}" in text]
+        parts = dict.fromkeys(self.part(tile) for a in self.plan.last.added for tile in a.tiles)
+        made += [f"    MMA_{p}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {p}, 16])" for p in parts if f"MMA_{p}" in text]
         return Function(name, [f'    """{doc}"""', *made, *layouts, *lines], parameters)
 
     def _main(self, consumer: Function, producer: Function) -> list[str]:
@@ -196,7 +203,7 @@ class GluonPrinter(_KernelPrinter):
             starts += ["    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())", "    for i in gl.static_range(2):",
                        "        mbarrier.init(turn.index(i), count=1)"]  # fmt: skip
         for name, put in self.puts.items():
-            lines.append(self._tiles(name, put, str(p.consumers)))
+            lines.append(self._tiles(name, put, self.writers(put)))
         for line in p.lines:
             shape = f"[STAGES, {self.tile(line.axes[0])}]"
             lines.append(f"    {line.name}_row = gl.allocate_shared_memory({line.value.buffer}_ptr.dtype.element_ty, {shape}, gl.SwizzledSharedLayout(1, 1, 1, [0]))")
@@ -225,7 +232,7 @@ class GluonPrinter(_KernelPrinter):
     def _stages(self) -> str:
         """Return the depth of the rings, as an expression in the wrapper: as asked, as far as shared memory goes."""
         fixed = [self._bytes(t.value, self.shared(t) or "1") for t in self.plan.resident] + [
-            self._bytes(put, str(self.plan.consumers)) for put in self.puts.values()
+            self._bytes(put, self.writers(put)) for put in self.puts.values()
         ]
         fixed += [f"2 * 2 * {self.plan.rows.tile} * {self._value(self.tile(a.rows))}" for a in self.plan.last.added]
         each = [self._bytes(tile.value, self.shared(tile) or "1") for _, tile in ring_tiles(self.plan)]

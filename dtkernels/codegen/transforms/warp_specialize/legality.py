@@ -117,12 +117,12 @@ def _check_in_order(p: WarpSpecializedKernel) -> None:
         return
     if p.turns or p.float8 or p.rescales or any(step.direct for step in p.steps):
         raise Refused("accumulators that are rescaled, in turns or in float8, beside sums in memory or in a loop of loops")
-    if p.halved:
-        raise Refused("two tiles of a whole extent beside sums in memory or in a loop of loops")
+    if any(a.columns.half and (a.rest is None or p.consumers != 2) for a in p.last.added):
+        raise Refused("sums in memory of two tiles of a whole extent, which other than two consumers would add to")
     if any([f"{s.name} {s.value}" for s in step.lines] != [f"{s.name} {s.value}" for s in p.last.lines] for step in p.steps):
         raise Refused("loops that read other numbers of columns")
     stay = {s.name: s.value.box for s in p.resident}
-    for a in p.last.added:
+    for a in (tile for added in p.last.added for tile in added.tiles):
         if p.rows not in stay.get(a.right.name, ()):
             raise Refused(f"{a.right.name}, which {a.store.buffer} is made of, does not stay for the whole block")
 
@@ -156,8 +156,8 @@ def _loads(step: LoopStep) -> tuple[list[str], ...]:
     """Return the loads of a step, and its products of loaded tiles."""
     return (
         [f"{s.name} {s.value}" for s in step.fetches],
-        [f"{r.name} {r.left} {r.right}" for q in (*step.fresh, *step.direct) for r in (q, q.rest) if r],
-        [f"{q.name} {q.right}" for q in step.chained] + [f"{a.store.buffer} {a.right}" for a in step.added],
+        [f"{q.name} {r.left} {r.right}" for q in (*step.fresh, *step.direct) for r in (q, q.rest) if r],
+        [f"{q.name} {q.right}" for q in step.chained] + [f"{a.store.buffer} {tile.right}" for a in step.added for tile in a.tiles],
     )
 
 

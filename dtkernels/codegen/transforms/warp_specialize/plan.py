@@ -68,6 +68,7 @@ class AddedProduct:
     """A product over the rows of a block, which each step adds to a sum in memory: ``store`` <- ``store`` + left^T right.
 
     ``left`` is computed, rows by the loop's columns. All consumers have a part of it, so it passes through shared memory.
+    Of two tiles of a whole extent each of two consumers adds one.
     """
 
     store: DescriptorStore
@@ -75,6 +76,12 @@ class AddedProduct:
     right: Local
     rows: Axis  #: of the result: those of the loop
     columns: Axis
+    rest: AddedProduct | None = None  #: that of the second tile of a whole extent
+
+    @property
+    def tiles(self) -> tuple[AddedProduct, ...]:
+        """Return the products of all tiles."""
+        return (self, self.rest) if self.rest else (self,)
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,7 @@ class WarpSpecializedKernel:
     @property
     def in_order(self) -> bool:
         """Return whether each loop is run by itself and each product is issued as soon as its operands are there."""
-        plain = bool(self.last.chained) and not (self.behind or self.rescales or self.halved or self.turns or self.float8)
+        plain = bool(self.last.chained) and not (self.behind or self.rescales or self.turns or self.float8)
         return bool(self.last.added) or self.outer is not None or plain
 
     @property
@@ -151,23 +158,18 @@ class WarpSpecializedKernel:
         return any(step.moves or any(isinstance(s, Assign) for s in step.work) for step in self.steps)
 
     @property
-    def halved(self) -> bool:
-        """Return whether two tiles of a whole extent are among the operands or the columns of products."""
-        return any(q.rest or q.columns.half for step in self.steps for q in (*step.fresh, *step.chained))
-
-    @property
     def lines(self) -> tuple[LoadLet, ...]:
         """Return the loads of numbers of columns that the producer copies to shared memory; consumers have no registers to load them ahead."""
         return self.last.lines if self.in_order else ()
 
     def rings_of(self, q: Product) -> list[Ring]:
         """Return the rings that a product of two loaded tiles reads."""
-        return [r for r in self.rings if {t.name for t in r.tiles} & {q.loaded_left.name, q.right.name}]
+        return [r for r in self.rings if {t.name for t in r.tiles} & q.operands]
 
     @property
     def crossing(self) -> frozenset[str]:
         """Return the tiles of which each consumer reads the rows of the others too."""
-        return frozenset(a.right.name for a in self.last.added)
+        return frozenset(tile.right.name for a in self.last.added for tile in a.tiles)
 
     @property
     def inside(self) -> tuple[Let, ...]:

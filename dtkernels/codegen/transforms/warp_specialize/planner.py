@@ -241,7 +241,11 @@ def _step(loop: Loop, rows: Axis) -> LoopStep:
             case Let() | Assign():
                 work.append(replace(s, value=_hoist(s, rows, computed, fresh)))
             case DescriptorStore(value=TileDot() as dot, onto="sum"):
-                added.append(_added(s, dot, rows, loop))
+                product_of_rows = _added(s, dot, rows, loop)
+                if product_of_rows.columns.half == 2 and added and added[-1].columns.whole == product_of_rows.columns.whole:
+                    added[-1] = replace(added[-1], rest=product_of_rows)
+                else:
+                    added.append(product_of_rows)
             case _:
                 raise Refused(f"a {statement_kind(s)} inside the loop")
     step = LoopStep(loop, fetches, tuple(fresh), tuple(work), tuple(moves), tuple(chained), tuple(direct), tuple(added))
