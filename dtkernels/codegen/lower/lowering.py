@@ -413,7 +413,8 @@ class _Lowering:
             case ex.Label(name):
                 return env[name]
             case ex.Access(tensor, index):
-                at = tuple(self.index_of(i, env, scope) for i in index)
+                loads = not self._is_computed(tensor)
+                at = tuple(self.index_of(_without_zero(i) if loads else i, env, scope) for i in index)
                 checked = tuple(d for d, i in enumerate(index) if not self._is_in_range(tensor, d, i, at[d], env))
                 return self._access(tensor, at, scope, checked)
             case ex.Unary("-", ex.Const(value)):
@@ -478,11 +479,14 @@ class _Lowering:
         """Return whether ``at`` runs through ``label`` itself, whose mask keeps it inside its extent."""
         return isinstance(at, Position) and at.axis.label in self.algorithm.tied_labels(label) or self._is_part(label, at)
 
+    def _is_computed(self, tensor: str) -> bool:
+        """Return whether this kernel computes ``tensor``, and does not load it."""
+        fused = tensor in self.fused and tensor in self.algorithm and tensor not in self.elsewhere
+        return (fused or tensor == self.root) and tensor not in self.summed
+
     def _access(self, tensor: str, index: tuple[Tile, ...], scope: Scope, checked: tuple[int, ...]) -> Tile:
-        if tensor in self.fused and tensor in self.algorithm and tensor not in self.elsewhere and tensor not in self.summed:
-            return self.realize(tensor, index, scope)
-        if tensor == self.root and tensor not in self.summed:
-            return self._root_value(index, scope)
+        if self._is_computed(tensor):
+            return self._root_value(index, scope) if tensor == self.root else self.realize(tensor, index, scope)
         whole = tensor in self.integer_inputs
         shift = tensor in self.algorithm and is_shift(self.algorithm[tensor].expr)
         extents = tuple(self._labels_of(tensor)[d] for d in checked)
@@ -498,6 +502,14 @@ class _Lowering:
         local = Local(name, axes, value_type(load))
         home.record(load, local)
         return local
+
+
+def _without_zero(index: ex.Expr) -> ex.Expr:
+    """Return ``x`` of ``x + 0``: the place of an element that is checked against its tensor's extent, not that of ``x``."""
+    match index:
+        case ex.Binary("+" | "-", ex.Label() as label, ex.Const(0)):
+            return label
+    return index
 
 
 def _all_axes(tile: Tile) -> set[Axis]:

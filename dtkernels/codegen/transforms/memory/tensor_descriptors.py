@@ -76,6 +76,8 @@ def use_descriptors(kernel: Kernel, at: Place | None = None) -> Kernel:
             if s.value.whole:
                 raise _refused(s.value.buffer, "its elements stand in an index", "tensors of numbers", at)
             start, box, joined = _box(s.value.buffer, s.value.index, at, fixed)
+            if passed := [a.label for d in s.value.checked for a in axes_of(s.value.index[d]) & fixed]:
+                raise _refused(s.value.buffer, f"its extent is not that of {passed[0]}, along which is summed", "a plain label, which has that extent", at)
             return replace(s, value=DescriptorLoad(s.value.buffer, start, box, joined))
         if isinstance(s, Store) and s.buffer in kernel.descriptors:
             if s.onto == "ordered sum":  # bulk additions of one program are in no order
