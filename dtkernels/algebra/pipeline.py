@@ -42,8 +42,8 @@ from .rules.indices.inverted_windows import invert_windows
 from .rules.indices.phases import separate_phases
 from .rules.indices.remainders import pick_remainders
 from .rules.indices.results_by_phase import compute_results_by_phase
-from .rules.indices.slice_values import name_slices
 from .rules.indices.shared_groups import share_groups
+from .rules.indices.slice_values import name_slices
 from .rules.indices.strided_sums import sum_over_elements
 from .rules.label_unification import unify_labels
 from .rules.products.distributed_sums import distribute_differences
