@@ -43,6 +43,7 @@ from .rules.indices.phases import separate_phases
 from .rules.indices.remainders import pick_remainders
 from .rules.indices.results_by_phase import compute_results_by_phase
 from .rules.indices.shared_groups import share_groups
+from .rules.indices.slice_values import name_slices
 from .rules.indices.strided_sums import sum_over_elements
 from .rules.label_unification import unify_labels
 from .rules.products.distributed_sums import distribute_differences
@@ -126,6 +127,7 @@ LOWERING_RULES = (
     Rule("sum_over_elements", lambda a, c: sum_over_elements(a), "sum over the elements that a stride reaches, not over all places", unscheduled_only=True),
     Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),
     Rule("compute_results_by_phase", lambda a, c: compute_results_by_phase(a, c.outputs), "compute what is made of phases by phase, and put it in order last", unscheduled_only=True),
+    Rule("name_slices", lambda a, c: name_slices(a), "give what a Func holds in each of its slices its own Func", unscheduled_only=True),
     Rule("tanh_of_log1p", lambda a, c: tanh_of_log1p(a), "rewrite tanh(log1p(exp(a))) as a quotient"),
     Rule("fold_constants", lambda a, c: _fold_constants(a, c), "do arithmetic on constants and remove what no output needs"),
 )

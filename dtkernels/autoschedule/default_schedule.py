@@ -21,6 +21,7 @@ from .cost.kernel_config import KernelConfig
 from .fit_resources import fit_resources
 from .fusion import fusion, stated
 from .rules.registry import proposals as rule_proposals
+from .stand_ins.joined_slices import stored_by_slices
 from .stand_ins.merged_labels import with_merged_labels
 from .stand_ins.rearranged_outputs import RearrangedOutputs
 from .stand_ins.sliced_products import made_where_taken
@@ -40,6 +41,9 @@ def default_schedule(
     """
     if (found := _in_two(algorithm, outputs, sizes, itemsize, target, in_order)) is not None:
         return found
+    slices = stored_by_slices(algorithm, outputs, lambda a, wanted: default_schedule(a, wanted, sizes, itemsize, target, in_order))
+    if slices is not None and _can_be_lowered(algorithm, slices):
+        return slices
     found = _best(algorithm, outputs, sizes, itemsize, target, in_order)
     found = made_where_taken(algorithm, outputs, sizes, itemsize, target, found, lambda a: _best(a, outputs, sizes, itemsize, target, in_order))
     return with_merged_labels(algorithm, outputs, sizes, itemsize, target, found, lambda a, n: default_schedule(a, outputs, n, itemsize, target, in_order))
@@ -76,11 +80,17 @@ def _in_two(
     first = made.restored(default_schedule(made.algorithm, made.outputs, sizes, itemsize, target, in_order))
     second = default_schedule(rest, outputs, sizes, itemsize, target, in_order)
     before = tuple(Bare(stored, "store") if p.name == "compile" else p for p in first.primitives)
+    whole = Schedule((*before, *second.primitives))
+    return whole if _can_be_lowered(algorithm, whole) else None
+
+
+def _can_be_lowered(algorithm: Algorithm, schedule: Schedule) -> bool:
+    """Return whether a schedule of parts is one of the whole: there may be statements about an input that a Func lacks."""
     try:
-        lower(Program(algorithm, whole := Schedule((*before, *second.primitives))))
-    except DTError:  # a statement about an input that a Func lacks
-        return None
-    return whole
+        lower(Program(algorithm, schedule))
+    except DTError:
+        return False
+    return True
 
 
 def schedules(

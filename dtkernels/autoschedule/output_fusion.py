@@ -56,6 +56,11 @@ def fused_outputs(shape: SchedulingProblem, loads_sum_operands: Callable[[str, s
         for p in shape.outputs[i + 1 :] if alone else ():
             if p not in found and o not in found and in_rows(shape, o, p) and (label := _fusion_loop(shape, o, p, loads_sum_operands)):
                 found[o] = (p, label)
+    for o in shape.outputs if rows else ():
+        alone = o not in found and o not in {p for p, _ in found.values()}
+        host = next((p for p in shape.outputs if alone and p not in found and _sums_rows_that_are_held(shape, o, p)), None)
+        if host:
+            found[o] = (host, shape.algorithm[o].labels[-1])
     return found
 
 
@@ -89,6 +94,17 @@ def _fusion_loop(shape: SchedulingProblem, output: str, root: str, loads_sum_ope
     parts = {f for f in shape.algorithm.needed_by((output,)) if f != output}
     made = parts and parts <= set(shape.algorithm.needed_by((root,)))
     return own[-1] if own and not extra and (made or _shares_elementwise_inputs(shape, output, root)) else None
+
+
+def _sums_rows_that_are_held(shape: SchedulingProblem, output: str, root: str) -> bool:
+    """Return whether ``output`` sums rows of what ``root``, which is made element by element and of other sums of these rows, reads at each element."""
+    own, reduced, every = shape.algorithm[output].labels, reduction_labels(shape.algorithm, output), shape.algorithm[root].labels
+    if not own or not reduced or {*every} != {*own, *reduced} or reduction_labels(shape.algorithm, root):
+        return False
+    inner, outer = (shape.algorithm.needed_by((f,)) for f in (output, root))
+    held = any(shape.algorithm[f].labels == own and {*reduction_labels(shape.algorithm, f)} == {*reduced} for f in outer if f not in shape.outputs)
+    apart = not {*inner, *outer} & {*shape.outputs} - {output, root} and output not in outer and root not in inner
+    return held and apart and in_rows(shape, output, root) and bool(inputs_below_at(shape, output, every) & inputs_below_at(shape, root, every))
 
 
 def in_one_launch(shape: SchedulingProblem, fused: tuple[Primitive, ...]) -> Iterator[tuple[Primitive, ...]]:

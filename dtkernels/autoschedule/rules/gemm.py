@@ -11,6 +11,7 @@ from typing import Any
 from ...codegen.analysis.product_types import BYTES
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
+from ...lang.extents.linear_form import is_at_label
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig, Sizes, combined
 from ..cost.outline import SECTOR
@@ -375,7 +376,7 @@ class _Product:
         types = dict(self.shape.types.of) if self.shape.types else {}
         read = ((a, dot) for dot in self.dots for side in (dot.left, dot.right) for a in ex.accesses(side) if a.index)
         last = ((a.index[-1], dot) for a, dot in read if not (types.get(a.tensor) in ex.INTEGERS and packed(a) > 1))
-        return any(not isinstance(i, ex.Label) and ex.free_labels(i) - {*dot.labels} for i, dot in last)
+        return any(not is_at_label(i) and ex.free_labels(i) - {*dot.labels} for i, dot in last)
 
     def _sliding_tile(self, bm: int, bn: int) -> GemmTile:
         """Return tiles whose loads, each with an address of its own, leave registers for the accumulator: 16 of 16 bits a thread, 8 of 32."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...codegen.analysis.product_types import BYTES
 from ...lang import expr as ex
-from ...lang.extents.linear_form import linear_form
+from ...lang.extents.linear_form import is_at_label, linear_form
 from ..problem import SchedulingProblem
 
 NARROW = 64  #: a side of a product up to this leaves it bound by memory
@@ -69,6 +69,7 @@ def lies_in_tiles(index: tuple[ex.Expr, ...], tiled: Iterable[tuple[str, ...]]) 
     See codegen/transforms/memory/tensor_descriptors.py for what descriptors can express.
     """
     runs = [tuple(map(ex.Label, labels)) for labels in tiled]
+    index = tuple(ex.Label(*ex.free_labels(i)) if is_at_label(i) else i for i in index)
     found = {x for i in index for x in ex.free_labels(i)}
 
     def holds(labels: tuple[ex.Label, ...]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import reduce
 
+from ...algebra.joined_slices import JoinedSlices, joined_slices
 from ...algebra.operand_types import OperandTypes
 from ...algebra.rearrangement import rearrangement
 from ...lang import expr as ex
@@ -72,8 +73,10 @@ class _Lowering:
         self.outputs = tuple(o for o in written if o == root or (o in self.fused and host(o, self.fused) == root))
         moved = ((o, rearrangement(self.algorithm[o], self.algorithm)) for o in self.outputs if o != root)
         self.rearranged = {o: r.places for o, r in moved if r and r.source == root and r.interleaves}  #: outputs that are the root in other places
+        joined = {o: joined_slices(self.algorithm[o], self.algorithm) for o in self.outputs if o != root}
+        self.joined = {o: j for o, j in joined.items() if j and all(s == root or s in self.fused and host(s, self.fused) == root for s in j.sources)}  #: Funcs of which this kernel computes all slices
         readers = {d.name for d in self.algorithm.definitions if any(a.tensor == root for a in ex.accesses(d.expr))}
-        self.stores_root = root in written or not self.rearranged or not readers <= self.rearranged.keys()
+        self.stores_root = root in written or not (self.rearranged or self.joined) or not readers <= {*self.rearranged, *self.joined}
         self.stored: list[str] = []
         self.tiled: dict[str, dict[str, int]] = {}  #: label -> Func whose schedule sets the tile -> tile
         self.blocks = self.schedule.sizes(root, "block")
@@ -176,6 +179,8 @@ class _Lowering:
                 add_in_memory(self, d, env, scope)
             elif d.name in self.rearranged:
                 self._store_rearranged(d, env, scope)
+            elif d.name in self.joined:
+                self._store_slices(d, self.joined[d.name], env, scope)
             elif d.name in self.outputs and d.name not in self.stored and (index := self.bound_index(d, env)) is not None:
                 self.realize(d.name, index, scope)
 
@@ -221,6 +226,19 @@ class _Lowering:
         index = tuple(self.index_of(self.rearranged[d.name][label], env, scope) for label in d.labels)
         axes = tuple(a for a in memory_order(index) if not a.scalar)
         scope.body.append(Store(d.name, index, value, axes, str(d), "elsewhere"))
+        self.stored.append(d.name)
+
+    def _store_slices(self, d: Definition, joined: JoinedSlices, env: dict[str, Tile], scope: Scope) -> None:
+        """Store each of the Funcs that ``d`` holds one after another in its place."""
+        for source in joined.sources:
+            own = self.bound_index(self.algorithm[source], env)
+            if own is None:
+                return
+            value = self._root_value(own, scope) if source == self.root else self.realize(source, own, scope)
+            place = self.index_of(joined.place(source), env, scope)
+            index = tuple(place if label == joined.label else i for label, i in zip(d.labels, own))
+            axes = tuple(a for a in memory_order(index) if not a.scalar)
+            scope.body.append(Store(d.name, index, value, axes, str(d), "elsewhere"))
         self.stored.append(d.name)
 
     def _written_index(self, write: ex.Write, env: dict[str, Tile], scope: Scope) -> tuple[Tile, ...]:
@@ -421,7 +439,8 @@ class _Lowering:
             case ex.Label(name):
                 return env[name]
             case ex.Access(tensor, index):
-                at = tuple(self.index_of(i, env, scope) for i in index)
+                loads = not self._is_computed(tensor)
+                at = tuple(self.index_of(_without_zero(i) if loads else i, env, scope) for i in index)
                 checked = tuple(d for d, i in enumerate(index) if not self._is_in_range(tensor, d, i, at[d], env))
                 return self._access(tensor, at, scope, checked)
             case ex.Unary("-", ex.Const(value)):
@@ -486,11 +505,14 @@ class _Lowering:
         """Return whether ``at`` runs through ``label`` itself, whose mask keeps it inside its extent."""
         return isinstance(at, Position) and at.axis.label in self.algorithm.tied_labels(label) or self._is_part(label, at)
 
+    def _is_computed(self, tensor: str) -> bool:
+        """Return whether this kernel computes ``tensor``, and does not load it."""
+        fused = tensor in self.fused and tensor in self.algorithm and tensor not in self.elsewhere
+        return (fused or tensor == self.root) and tensor not in self.summed
+
     def _access(self, tensor: str, index: tuple[Tile, ...], scope: Scope, checked: tuple[int, ...]) -> Tile:
-        if tensor in self.fused and tensor in self.algorithm and tensor not in self.elsewhere and tensor not in self.summed:
-            return self.realize(tensor, index, scope)
-        if tensor == self.root and tensor not in self.summed:
-            return self._root_value(index, scope)
+        if self._is_computed(tensor):
+            return self._root_value(index, scope) if tensor == self.root else self.realize(tensor, index, scope)
         whole = tensor in self.integer_inputs
         shift = tensor in self.algorithm and is_shift(self.algorithm[tensor].expr)
         extents = tuple(self._labels_of(tensor)[d] for d in checked)
@@ -506,6 +528,14 @@ class _Lowering:
         local = Local(name, axes, value_type(load))
         home.record(load, local)
         return local
+
+
+def _without_zero(index: ex.Expr) -> ex.Expr:
+    """Return ``x`` of ``x + 0``: the place of an element that is checked against its tensor's extent, not that of ``x``."""
+    match index:
+        case ex.Binary("+" | "-", ex.Label() as label, ex.Const(0)):
+            return label
+    return index
 
 
 def _all_axes(tile: Tile) -> set[Axis]:

@@ -35,6 +35,7 @@ from dataclasses import replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
+from ...lang.extents.linear_form import is_at_label
 from ...lang.schedule import Bare, Evict, Merge, Names, Primitive, Program, Schedule, Sized, Sizes, Stage
 from ...lang.schedule_checks import labels_in_kernel, reduction_labels
 from .kernel_partition import funcs_in_kernel
@@ -86,7 +87,8 @@ def _stage(program: Program, p: Primitive, tensor: str, along: str, known: dict[
 
     changed = tuple(replace(d, expr=d.expr.transform(change)) if d.name in members else d for d in algorithm.definitions)
     loops = {*labels_in_kernel(p.func, algorithm, program.schedule)}
-    if changed == algorithm.definitions or not all(loops & algorithm.tied_labels(x) for x in ((along,) if along else own)):
+    moving = {x for d in algorithm.definitions if d.name in members for a in ex.accesses(d.expr) if a.tensor == tensor for x, i in zip(own, a.index) if is_at_label(i)}
+    if changed == algorithm.definitions or not all(loops & algorithm.tied_labels(x) for x in ((along,) if along else own) if x not in moving):
         raise DTError(f"stage names an input of {p.func}", found=tensor, allowed=", ".join(sorted(_inputs(algorithm, members))) or "none", at=p.pos)
     changed = tuple(d for d in changed if d.name != name)  # shared: it moves before the first of its readers
     readers = {*members} if tensor not in algorithm else set()

@@ -20,6 +20,11 @@ def linear_form(index: ex.Expr) -> LinearForm:
     return sum_of_forms(*({atom: times} for atom, times in addends(index, 1)))
 
 
+def is_at_label(index: ex.Expr) -> bool:
+    """Return whether an index is the value of one label: ``x``, or ``x + 0`` of another extent."""
+    return isinstance(index, ex.Label) or [(isinstance(atom, ex.Label), times) for atom, times in linear_form(index).items() if times] == [(True, 1)]
+
+
 def addends(e: ex.Expr, times: N, divided: Callable[[N, int], N | None] | None = None) -> Iterator[tuple[ex.Expr | None, N]]:
     """Yield the addends of ``times * e``, each with its factor.
 

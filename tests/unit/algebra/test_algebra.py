@@ -41,6 +41,7 @@ from dtkernels.algebra.rules.indices.phases import separate_phases
 from dtkernels.algebra.rules.indices.remainders import pick_remainders
 from dtkernels.algebra.rules.indices.results_by_phase import compute_results_by_phase
 from dtkernels.algebra.rules.indices.shared_groups import share_groups
+from dtkernels.algebra.rules.indices.slice_values import name_slices
 from dtkernels.algebra.rules.indices.strided_sums import sum_over_elements
 from dtkernels.algebra.rules.label_unification import unify_labels
 from dtkernels.algebra.rules.products.distributed_sums import distribute_differences
@@ -57,6 +58,7 @@ from dtkernels.algebra.rules.unit_labels import drop_unit_labels
 from dtkernels.algebra.smart_constructors import simplify
 from dtkernels.algebra.top_k import expand_top_k
 from dtkernels.lang import DTError, parse
+from dtkernels.lang import expr as ex
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.spec import load_spec
 
@@ -142,6 +144,7 @@ RULES = {
     "extract_row_values": (extract_row_values, lambda a: extract_row_values(a)),
     "subtract_maxima": (subtract_maxima, lambda a: subtract_maxima(a, outputs(a))),
     "invert_windows": (invert_windows, lambda a: invert_windows(a, outputs(a))),
+    "name_slices": (name_slices, lambda a: name_slices(replace(a, formulas=(("g", ex.Binary("*", ex.Const(2), ex.Len("j"))),)))),
     "sum_over_elements": (sum_over_elements, lambda a: sum_over_elements(a)),
     "separate_phases": (separate_phases, lambda a: separate_phases(a)),
     "compute_results_by_phase": (compute_results_by_phase, lambda a: compute_results_by_phase(with_phases(a), outputs(a))),

@@ -6,6 +6,7 @@ from dtkernels.algebra.autodiff.gradient import gradient, savable_products
 from dtkernels.algebra.autodiff.rematerialization import products_to_save
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
 from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.codegen.ir.nest import Store, statements
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import expr as ex
@@ -45,7 +46,7 @@ def test_each_gradient_is_one_product_and_the_sum_is_saved():
     assert kept == ("f0_slices",)
     backward = gradient(algorithm, ("y",), ("X", "W", "c"), kept)
     found = prepare_algorithm(backward.backward, tuple(backward.grads.values()))
-    assert len(products(found)) == 2 and {d.labels for d in found.definitions if d.name == "d_W"} == {("n_slices", "k")}
+    assert len(products(found)) == 2 and str(found["d_W"]) == "d_W[W_0, k] = rdot(d_f0_slices[m, W_0 - 0], X[m, k], m);"
 
 
 def test_the_memory_limit_counts_all_slices(monkeypatch):
@@ -58,7 +59,7 @@ def test_the_memory_limit_counts_all_slices(monkeypatch):
 
 def test_what_is_added_in_some_slices_alone_stays():
     text = program(*SLICES[:3]).replace(" + c[n + 2 * len(n)]", "")
-    assert str(next(d for d in form(text).definitions if d.name == "f0_slices").expr) == "rdot(X[m, k], W[n_slices, k], k)"
+    assert str(next(d for d in form(text).definitions if d.name == "f0_slices").expr) == "rdot(X[m, k], W[n_slices + 0, k], k)"
 
 
 def test_slices_that_products_read_as_they_are_stay_apart():
@@ -83,3 +84,16 @@ def test_no_product_of_all_slices_is_kept_beyond_a_limit_that_the_user_sets(monk
     for mebibytes, kernels in (("64", 2), ("63", 1)):
         monkeypatch.setenv("DTKERNELS_MEMORY_LIMIT", mebibytes)
         assert len(lower(Program(algorithm, default_schedule(algorithm, ("y",), sizes, 2, target("h200"))))) == kernels
+
+
+def test_the_gradients_of_slices_are_stored_by_the_kernel_that_computes_them():
+    """Each element of the gradient of a product would compute those of all its slices; the kernel of the slices stores them side by side."""
+    algorithm = form(program(*SLICES[:3]))
+    backward = gradient(algorithm, ("y",), ("X", "W", "c"), ("f0_slices",))
+    outputs = tuple(backward.grads.values())
+    found = prepare_algorithm(backward.backward, outputs)
+    sizes = {"m": 4096, "n": 1024, "k": 1024, "n_slices": 3072, "W_0": 3072, "c_0": 3072}
+    schedule = default_schedule(found, outputs, sizes, 2, target("h200"))
+    kernels = lower(Program(found, schedule))
+    (first,) = (k for k in kernels if "d_f0_slices" in k.writes)
+    assert first.writes == ("d_f0_slices",) and [f"{s.index[1]}" for s in statements(first.body) if isinstance(s, Store)] == ["n", "(n + len(n))", "(n + (2 * len(n)))"]

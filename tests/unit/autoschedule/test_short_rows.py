@@ -121,3 +121,12 @@ def test_few_elements_take_one_launch(x, y, one):
     algorithm = prepare_algorithm(parse(SUMS).algorithm, outputs)
     schedule = default_schedule(algorithm, outputs, {"x": x, "y": y}, 2, H100)
     assert (len(lower(Program(algorithm, schedule))) == 1) == one
+
+
+@pytest.mark.parametrize("x", [2048, 8])
+def test_a_sum_of_rows_that_another_kernel_holds_is_made_there(x):
+    """The gradients of a normalized weight: two sums of the same rows, one of them an output, the other in what is written along them."""
+    text = "Func t, d, g; In D, V, Y, s; Var x; RVar y; t[x] = rsum(D[x, y] * Y[x, y], y); d[x, y] = D[x, y] * s[x] - t[x] * V[x, y]; g[x] = rsum(D[x, y] * V[x, y], y);"
+    algorithm = prepare_algorithm(parse(text.replace("Var x; RVar y", "Var x, y")).algorithm, ("d", "g"))
+    schedule = default_schedule(algorithm, ("d", "g"), {"x": x, "y": 3072}, 2, H100)
+    assert "g" in schedule.fused() and len(lower(Program(algorithm, schedule))) == 1

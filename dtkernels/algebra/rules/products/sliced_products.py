@@ -18,7 +18,7 @@ class Slice(NamedTuple):
     """An addend in which an index is ``offset`` times the extent of ``label`` on: ``rdot(X[b, i], W[j + 2 * len(j), i], i)``."""
 
     addend: ex.Expr
-    whole: ex.Expr  #: the addend with ``WHOLE + 0`` in place of that index
+    whole: ex.Expr  #: the addend with ``WHOLE + 0`` in place of that index: where the tensor ends says nothing of the slices
     label: str
     offset: int
     site: tuple[str, int]  #: the definition, and which sum of it
@@ -33,10 +33,11 @@ def multiply_slices_at_once(algorithm: Algorithm) -> Algorithm:
 
     Before: ``r[b, j] = rdot(X[b, i], W[j + 0, i], i) + c[j + 0];  u[b, j] = rdot(X[b, i], W[j + len(j), i], i) + c[j + len(j)];
         n[b, j] = rdot(X[b, i], W[j + 2 * len(j), i], i) + c[j + 2 * len(j)];``
-    After:  ``r_slices[b, j_slices] = rdot(X[b, i], W[j_slices, i], i) + c[j_slices + 0];  r[b, j] = r_slices[b, j + 0];
-        u[b, j] = r_slices[b, j + len(j)];  n[b, j] = r_slices[b, j + 2 * len(j)];``
+    After:  ``r_slices[b, j_slices] = rdot(X[b, i], W[j_slices + 0, i], i) + c[j_slices + 0];  r[b, j] = r_slices[b, j + 0];
+        u[b, j] = r_slices[b, j + len(j)];  n[b, j] = r_slices[b, j + 2 * len(j)];``, with ``Extent j_slices = 3 * len(j);``
 
-    The new label counts the rows of ``W``: usually no more than the slices have. The gradients of ``X`` and of ``W`` are one product each, then.
+    The extent is that of the slices together: ``W`` and ``c`` may each have more elements, of which nothing is read, or fewer, behind which 0 is read.
+    The gradients of ``X`` and of ``W`` are one product each, then.
     """
     for group in _groups(algorithm):
         algorithm = _with_product(algorithm, group)
@@ -104,9 +105,7 @@ def _with_product(algorithm: Algorithm, group: list[list[Slice]]) -> Algorithm:
     group = sorted(group, key=lambda slices: not isinstance(slices[0].addend, ex.Dot))
     first = group[0][0]
     name, label = fresh_name(f"{first.site[0]}_slices", {*algorithm.names}), fresh_name(f"{first.label}_slices", {*algorithm.names, *algorithm.labels})
-    at = ex.Binary("+", ex.Label(WHOLE), ex.Const(0))
-    product = first.whole.transform(lambda n: ex.Label(label) if n == at else n)
-    parts = [product, *(slices[0].whole.transform(lambda n: ex.Label(label) if n == ex.Label(WHOLE) else n) for slices in group[1:])]
+    parts = [slices[0].whole.transform(lambda n: ex.Label(label) if n == ex.Label(WHOLE) else n) for slices in group]
     own = [x for x in first.labels if x == first.label or any(x in ex.free_labels(s[0].addend) for s in group)]
     made = Definition(name, tuple(label if x == first.label else x for x in own), ex.joined("+", parts))
     by_offset = {s.offset: [next(t.addend for t in slices if t.offset == s.offset) for slices in group] for s in group[0]}
@@ -123,4 +122,5 @@ def _with_product(algorithm: Algorithm, group: list[list[Slice]]) -> Algorithm:
 
     changed = [replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions]
     before = next(i for i, (d, old) in enumerate(zip(changed, algorithm.definitions)) if d.expr != old.expr)
-    return replace(algorithm.with_definitions((*changed[:before], made, *changed[before:])), vars=(*algorithm.vars, label))
+    extent = (label, ex.Binary("*", ex.Const(len(by_offset)), ex.Len(first.label)))
+    return replace(algorithm.with_definitions((*changed[:before], made, *changed[before:])), vars=(*algorithm.vars, label), formulas=(*algorithm.formulas, extent))

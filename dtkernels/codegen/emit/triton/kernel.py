@@ -429,6 +429,8 @@ class _KernelPrinter:
         return tuple(extents), (*(f"{value}.stride({d})" for d in lasts[:-1]), "1")
 
     def _described_extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
+        if axis and isinstance(start, Op) and start.args[1:] == (Const(0),):  # at the label, of another extent
+            return f"min({self._length(buffer, dim)}, {self.size(axis.label)})"
         known = isinstance(start, (Start, Const)) if axis else isinstance(start, Position)  # a shifted box reads beyond the extent of its label
         axis = axis or (start.axis if isinstance(start, Position) else None)
         return self.size(axis.label) if axis and known else self._length(buffer, dim)

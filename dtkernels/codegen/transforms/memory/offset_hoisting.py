@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.nest import Axis, Index, Kernel, Let, Load, Local, Loop, Position, Statement, TileDot, statements, values
+from ...ir.nest import Axis, Index, Kernel, Let, Load, Local, Loop, Position, Statement, TileDot, axes_of, statements, values
 
 
 def hoist_offsets(kernel: Kernel) -> Kernel:
@@ -59,4 +59,5 @@ def _is_loop_invariant(load: Load, axis: Axis, inside: set[Axis], names: set[str
     """Return whether ``axis`` indexes a dimension by itself and the rest of the index is loop-invariant."""
     rest = [n for i in load.index if i != Position(axis) for n in i.walk()]
     moving = any(isinstance(n, Local) and n.name in names or isinstance(n, Position) and n.axis in inside | {axis} for n in rest)
-    return Position(axis) in load.index and not load.checked and not moving
+    masked = any(axis in axes_of(load.index[d]) for d in load.checked)
+    return Position(axis) in load.index and not masked and not moving

@@ -17,7 +17,7 @@ every program.
 
 A tile may be moved by a number, ``A[x + r, c]`` with a single ``r``, but in the last dimension, where boxes begin at multiples of 16 bytes (an H100 reports an
 illegal instruction otherwise). Behind the extent of ``x`` it then holds elements of ``A``: such a tile is loaded along labels of results alone, where what lies
-behind the extent is not stored.
+behind the extent is not stored. ``A[x + 0]``, of another extent than ``x``, has a descriptor that ends where the shorter of both does.
 
 Dimensions that a merged label counts together, ``W[p // len(c), p % len(c), k]``, are one in the box; the call also tells whether they follow each other
 without gaps.
@@ -75,7 +75,7 @@ def use_descriptors(kernel: Kernel, at: Place | None = None) -> Kernel:
         if isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer in kernel.descriptors and not s.value.repeats_each_step:
             if s.value.whole:
                 raise _refused(s.value.buffer, "its elements stand in an index", "tensors of numbers", at)
-            start, box, joined = _box(s.value.buffer, s.value.index, at, fixed)
+            start, box, joined = _box(s.value.buffer, s.value.index, at, fixed, s.value.checked)
             return replace(s, value=DescriptorLoad(s.value.buffer, start, box, joined))
         if isinstance(s, Store) and s.buffer in kernel.descriptors:
             if s.onto == "ordered sum":  # bulk additions of one program are in no order
@@ -134,18 +134,22 @@ def _reduced(body: tuple[Statement, ...]) -> frozenset[Axis]:
 
 
 def _box(
-    buffer: str, index: tuple[Tile, ...], at: Place | None, fixed: frozenset[Axis] | None = None
+    buffer: str, index: tuple[Tile, ...], at: Place | None, fixed: frozenset[Axis] | None = None, checked: tuple[int, ...] = ()
 ) -> tuple[tuple[Tile, ...], tuple[Axis | None, ...], tuple[Joined, ...]]:
-    """Return where a box starts, its axes, and the dimensions that are one in it. ``fixed``: axes along which its tile may not be shifted; None for all."""
+    """Return where a box starts, its axes, and the dimensions that are one in it. ``fixed``: axes along which its tile may not be shifted; None for all.
+
+    A dimension of a ``checked`` index may have another extent than the label: the box starts there at ``first + 0`` (see ``described_dimensions``).
+    """
     runs = {r.first: r for r in merged_runs(index).values() if isinstance(r.whole, Position) and not r.whole.axis.scalar}
     inside = {n for r in runs.values() for n in range(r.first + 1, r.last + 1)}
+    other = [n in checked and n not in runs for n in range(len(index)) if n not in inside]
     index = tuple(runs[n].whole if n in runs else i for n, i in enumerate(index) if n not in inside)
     start: list[Tile] = []
     box: list[Axis | None] = []
-    for i in index:
+    for i, of_other_extent in zip(index, other):
         shifted = _shifted(i)
         if shifted is not None and (shifted[1] is None or fixed is not None and shifted[0] not in fixed and len(start) < len(index) - 1):
-            axis, shift = shifted
+            axis, shift = shifted if shifted[1] is not None or not of_other_extent else (shifted[0], Const(0))
             i = Position(axis)
             if i.axis.tile > WIDEST:
                 raise _refused(buffer, f"a tile of {i.axis.tile} along {i.axis.label}", f"at most {WIDEST}", at)
