@@ -35,7 +35,7 @@ def stored_elements(shape: SchedulingProblem, roots: list[str], members: Members
             continue
         for host in (h for h in roots if h != func and not (result and h in shape.outputs)):
             loop = _loop_along(shape, func, host, members) if result else _loop(shape, func, host, members)
-            if loop and _read(shape, members(func)) & _read(shape, members(host)) and _runs_before_readers(shape, func, host, members):
+            if loop and {func, *_read(shape, members(func))} & _read(shape, members(host)) and _runs_before_readers(shape, func, host, members):
                 yield (FuseAt(func, "fuse_at", (host, loop)), *([] if result else [Bare(func, "store")]))
 
 
@@ -118,5 +118,5 @@ def _read(shape: SchedulingProblem, members: list[str]) -> set[str]:
 
 def _runs_before_readers(shape: SchedulingProblem, func: str, host: str, members: Members) -> bool:
     """Return whether nothing that ``host`` waits for reads ``func``."""
-    waits = set(shape.algorithm.needed_by((host,))) - set(members(host))
+    waits = set(shape.algorithm.needed_by((host,))) - {func, *members(host)}
     return host not in shape.algorithm.needed_by((func,)) and not any(func in shape.algorithm.needed_by((w,)) for w in waits)
