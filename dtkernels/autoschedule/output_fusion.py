@@ -238,14 +238,15 @@ def read_outputs(shape: SchedulingProblem, fused: tuple[Primitive, ...]) -> tupl
     """Return ``fused`` with outputs that further kernels read from memory: without ``store`` each of these computes them again.
 
     The gradients of statistics need them as they are: ``m_kept[i]``, the mean of a column, is written by the kernel of the variance, and the
-    kernel of ``X[n, i] - m_kept[i]`` would add up its column for each element.
+    kernel of ``X[n, i] - m_kept[i]`` would add up its column for each element. A product that no other Func of its kernel reads is read rounded by all.
     """
     if 0 in shape.sizes.values():
         return fused
     compiled = tuple(Bare(o, "compile") for o in shape.outputs)
     for o in shape.outputs:
         places = Schedule(fused).fused()
-        if o in places and Bare(o, "store") not in fused and _is_as_stored(shape, o) and _readers(shape, o, places) - {host(o, places)}:
+        readers, own = _readers(shape, o, places), host(o, places)
+        if o in places and Bare(o, "store") not in fused and readers - {own} and (_is_as_stored(shape, o) or shape.dots(o) and own not in readers):
             try:
                 kernel_roots(Program(shape.algorithm, Schedule((*fused, Bare(o, "store"), *compiled))))
             except DTError:  # a kernel that reads it runs before the one that writes it
