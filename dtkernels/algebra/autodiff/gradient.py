@@ -250,7 +250,7 @@ class _Reverse:
             over += found[1].new
             divides += [(name, when) for when in found[1].when]
             solved = {k: ex.substitute(v, {name: value}, index=True) for k, v in solved.items()} | {name: value}
-            adjoint = self._vanishing(adjoint, name) if found[1].new else adjoint
+            adjoint = self._vanishing(adjoint, name, 1 if found[1].when else 2) if found[1].new or found[1].when else adjoint
             if not isinstance(value, ex.Label) and not _is_remainder(value) and not _vanishes_outside(adjoint, name):
                 place = ex.as_value(value)
                 inside = ex.Binary("<", place, ex.Len(name.rstrip("'")))
@@ -266,14 +266,16 @@ class _Reverse:
             adjoint, left = without_remainders(adjoint, left, replace(self.algorithm, extents=self.algorithm.extents + tuple(self.new_extents)))
         return self._restore(self._restore(self._summed(adjoint, left), inner), names)
 
-    def _vanishing(self, adjoint: ex.Expr, label: str) -> ex.Expr:
+    def _vanishing(self, adjoint: ex.Expr, label: str, least: int) -> ex.Expr:
         """Return a product with Funcs for factors that may be no finite numbers past the last element of ``label``: elements of Funcs read 0 there.
 
         Before: ``d[b, h, m, n] / t[b, h, m] * exp(s[b, h, m, l])``, of heads ``h`` in groups, which only a condition keeps from 0 / 0
         After:  ``d_over[b, h, m, n] * e[b, h, m, l]``, which stays a matrix product
+
+        Unchanged where fewer than ``least`` factors vary with the label.
         """
         factors = factors_of(adjoint)
-        if sum(label in ex.free_labels(f) for f in factors) < 2 or _vanishes_outside(adjoint, label):
+        if sum(label in ex.free_labels(f) for f in factors) < least or _vanishes_outside(adjoint, label):
             return adjoint
         risky = [f for f in factors if not isinstance(f, ex.Access) and not _finite_outside(f, label)]
         if any(isinstance(n, (ex.Reduce, ex.Dot)) for f in risky for n in f.walk()):
@@ -313,13 +315,16 @@ class _Reverse:
     def _longest_unknown(self, index: ex.Expr, over: list[str]) -> str | None:
         """Return the label to solve ``index`` for: one whose extent contains that of the usual one, if there is any, so that the sum over the shorter is left.
 
-        Where ``v`` has the extent ``X[2] + W[2] - 1`` and ``r`` that of ``W``, ``v - r == x`` leaves the sum over ``r`` of ``v = x + r``.
+        Where ``v`` has the extent ``X[2] + W[2] - 1`` and ``r`` that of ``W``, ``v - r == x`` leaves the sum over ``r`` of ``v = x + r``. A constant is the
+        shorter: of ``8 * i + u == x``, where ``u`` counts 8, it leaves the sum over ``u`` of ``i = (x - u) / 8``.
         """
         name = unknown(index, over)
         own = self.algorithm.plain_extent(name.rstrip("'")) if name else None
-        if own is None or isinstance(own, ex.Const):
+        if name is None or own is None:
             return name
         others = (o for o in over if o != name and o in ex.free_labels(index) and unknown(index, [o]) == o)
+        if isinstance(own, ex.Const):
+            return next((o for o in others if self.algorithm.constant_extent(o.rstrip("'")) is None), name)
         longer = (o for o in others if any(linear_form(f).get(own, 0) > 0 for f in self.algorithm.extent_formulas(o.rstrip("'"))))
         return next(longer, name)
 
