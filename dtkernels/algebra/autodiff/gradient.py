@@ -397,7 +397,8 @@ class _Reverse:
 
     def _product(self, a: ex.Expr, b: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
         """Return a sum of products as a matrix product, if each side has a label that the other lacks."""
-        digits = {i: ex.Label(str(i)) for pair in _digit_pairs(ex.Binary("*", a, b)) if not ex.free_labels(pair[0]) & set(labels) for i in pair}  # rows and columns by themselves
+        pairs = [pair for pair in _digit_pairs(ex.Binary("*", a, b)) if not ex.free_labels(pair[0]) & set(labels)]
+        digits: dict[ex.Expr, ex.Expr] = {i: ex.Label(str(i)) for pair in pairs for i in pair}  # rows and columns by themselves
         left, right = labels_without_data(replaced(a, digits)), labels_without_data(replaced(b, digits))
         inner = tuple(label for label in labels if label in left and label in right)
         if inner and left - right and right - left and not (set(labels) - set(inner)):
