@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.extents.linear_form import LinearForm, linear_form
+from .rearrangement import moved_by
 from .smart_constructors import ZERO, add, negate
 
 
@@ -63,6 +64,22 @@ def solve(index: ex.Expr, target: ex.Expr, name: str, rest_label: Callable[[ex.B
     found = solve(atom, ex.Binary("/", place, ex.Const(abs(times))), name, rest_label)
     divides = ex.Binary("==", ex.Binary("%", ex.as_value(place), ex.Const(abs(times))), ZERO)
     return replace(found, when=(*found.when, divides))
+
+
+def digits(index: ex.Expr, target: ex.Label, over: list[str], extent: Callable[[str], int | None]) -> tuple[tuple[str, Inverse], ...]:
+    """Solve ``size * step + digit + p == target`` for both labels, where ``digit`` has ``size`` values; nothing for any other index.
+
+    Before: ``8 * i + u == t``, ``u`` below 8  After: ``u == t % 8`` and ``i == t / 8``, which leave no label to sum over
+    """
+    form = {atom: times for atom, times in linear_form(index).items() if times}
+    offset = form.pop(None, 0)
+    if len(form) != 2 or not all(isinstance(atom, ex.Label) and atom.name in over for atom in form):
+        return ()
+    (digit, one), (step, size) = sorted(((a.name, n) for a, n in form.items() if isinstance(a, ex.Label)), key=lambda a: a[1])
+    if one != 1 or size <= 1 or extent(digit) != size:
+        return ()
+    moved = moved_by(target.name, -offset)
+    return (digit, Inverse(ex.Binary("%", moved, ex.Const(size)))), (step, Inverse(ex.Binary("/", moved, ex.Const(size))))
 
 
 def places_in_order(index: ex.Expr, round_: str, algorithm: Algorithm, own: dict[str, str]) -> tuple[str, ...]:

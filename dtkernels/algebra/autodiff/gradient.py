@@ -13,7 +13,7 @@ from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
 from ...lang.extents.linear_form import linear_form
-from ..index_inversion import Inverse, around, places_in_order, solve, unknown
+from ..index_inversion import Inverse, around, digits, places_in_order, solve, unknown
 from ..operand_types import CAST, products, typed_as
 from ..rules.canonicalize import fresh_name, rename_bound
 from ..rules.center_moments import cancel_deviations
@@ -22,7 +22,18 @@ from ..rules.data_index.grouped_products import labels_without_data
 from ..rules.func_cse import merge_equal_funcs
 from ..rules.indices.remainders import without_remainders
 from ..rules.products.operand_cse import merge_equal_operands
-from ..smart_constructors import ZERO, add_with_common_factors, factors_of, is_zero, multiply, negate, simplify, sum_with_product, where
+from ..smart_constructors import (
+    ZERO,
+    add_with_common_factors,
+    factors_of,
+    is_zero,
+    multiply,
+    negate,
+    replaced,
+    simplify,
+    sum_with_product,
+    where,
+)
 from .centered_weights import center_weights, inline_scores, name_scores
 from .chained_products import inner_products, with_named_products
 from .derivative import Contribution, contributions
@@ -242,19 +253,20 @@ class _Reverse:
         at = [(ex.substitute(i, rename, index=True), label, dim) for dim, (label, i) in enumerate(zip(target, c.index))]
         for i, label, dim in sorted(at, key=lambda a: len(ex.free_labels(a[0])) > 1):  # what a sum of labels leaves free is known last
             i = ex.substitute(i, solved, index=True)
-            found = self._solve(i, ex.Label(label), [o for o in over if o not in solved], (c.tensor, dim), names)
-            if found is None:
+            free = [o for o in over if o not in solved]
+            found = self._digits(i, ex.Label(label), free, adjoint) or self._solve(i, ex.Label(label), free, (c.tensor, dim), names)
+            if not found:
                 conditions.append(ex.Binary("==", ex.as_value(i), ex.Label(label)))
-                continue
-            name, value = found[0], found[1].value
-            over += found[1].new
-            divides += [(name, when) for when in found[1].when]
-            solved = {k: ex.substitute(v, {name: value}, index=True) for k, v in solved.items()} | {name: value}
-            adjoint = self._vanishing(adjoint, name, 1 if found[1].when else 2) if found[1].new or found[1].when else adjoint
-            if not isinstance(value, ex.Label) and not _is_remainder(value) and not _vanishes_outside(adjoint, name):
-                place = ex.as_value(value)
-                inside = ex.Binary("<", place, ex.Len(name.rstrip("'")))
-                conditions.append(ex.Binary("and", ex.Binary(">=", place, ZERO), inside))
+            for name, inverse in found:
+                value = inverse.value
+                over += inverse.new
+                divides += [(name, when) for when in inverse.when]
+                solved = {k: ex.substitute(v, {name: value}, index=True) for k, v in solved.items()} | {name: value}
+                adjoint = self._vanishing(adjoint, name, 1 if inverse.when else 2) if inverse.new or inverse.when else adjoint
+                if not isinstance(value, ex.Label) and not _is_remainder(value) and not _vanishes_outside(adjoint, name):
+                    place = ex.as_value(value)
+                    inside = ex.Binary("<", place, ex.Len(name.rstrip("'")))
+                    conditions.append(ex.Binary("and", ex.Binary(">=", place, ZERO), inside))
         for name, condition in divides:
             adjoint = _masked(condition, adjoint, name)
         inner = {label.rstrip("'"): f"{label}'" for label in _bound(adjoint) & set().union(*map(ex.free_labels, solved.values()))}
@@ -297,20 +309,26 @@ class _Reverse:
 
     def _solve(
         self, index: ex.Expr, target: ex.Label, over: list[str], dimension: tuple[str, int], names: dict[str, str]
-    ) -> tuple[str, Inverse] | None:
-        """Solve ``index = target`` for a label in ``index``, of the ``dimension`` of a tensor; None if no label has a unique solution.
+    ) -> tuple[tuple[str, Inverse], ...]:
+        """Solve ``index = target`` for a label in ``index``, of the ``dimension`` of a tensor; nothing if no label has a unique solution.
 
         ``names``: label -> its temporary name while ``target`` uses its own.
         """
         match index:
             case ex.Binary("%", moved, ex.Len(round_)):  # moved round: every element goes to another, if what counts them goes no further than that
                 if target.name not in self.algorithm.tied_labels(round_) and dimension not in self.algorithm.extent_sources(round_):
-                    return None
+                    return ()
                 twins = {twin: label for label, twin in names.items()}
                 places = places_in_order(moved, round_, self.algorithm, {o: twins.get(o, o) for o in over})
-                return (places[0], around(moved, target, places, round_, self._remainder_label)) if places else None
+                return ((places[0], around(moved, target, places, round_, self._remainder_label)),) if places else ()
         name = self._longest_unknown(index, over)
-        return None if name is None else (name, solve(index, target, name, self._remainder_label))
+        return () if name is None else ((name, solve(index, target, name, self._remainder_label)),)
+
+    def _digits(self, index: ex.Expr, target: ex.Label, over: list[str], adjoint: ex.Expr) -> tuple[tuple[str, Inverse], ...]:
+        """Solve ``index = target`` for two labels that one element of the adjoint has both: elsewhere they are sides of a product, as windows are that do not overlap."""
+        found = digits(index, target, over, lambda label: self.algorithm.constant_extent(label.rstrip("'")))
+        both = {name for name, _ in found}
+        return found if any(both <= {i.name for i in a.index if isinstance(i, ex.Label)} for a in ex.accesses(adjoint)) else ()
 
     def _longest_unknown(self, index: ex.Expr, over: list[str]) -> str | None:
         """Return the label to solve ``index`` for: one whose extent contains that of the usual one, if there is any, so that the sum over the shorter is left.
@@ -395,7 +413,9 @@ class _Reverse:
 
     def _product(self, a: ex.Expr, b: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
         """Return a sum of products as a matrix product, if each side has a label that the other lacks."""
-        left, right = labels_without_data(a), labels_without_data(b)
+        pairs = [pair for pair in _digit_pairs(ex.Binary("*", a, b)) if not ex.free_labels(pair[0]) & set(labels)]
+        digits: dict[ex.Expr, ex.Expr] = {i: ex.Label(str(i)) for pair in pairs for i in pair}  # rows and columns by themselves
+        left, right = labels_without_data(replaced(a, digits)), labels_without_data(replaced(b, digits))
         inner = tuple(label for label in labels if label in left and label in right)
         if inner and left - right and right - left and not (set(labels) - set(inner)):
             return ex.Dot(a, b, labels)
@@ -541,6 +561,13 @@ def _masked(condition: ex.Expr, e: ex.Expr, label: str) -> ex.Expr:
 def _is_number(e: ex.Expr) -> bool:
     """Return whether ``e`` is one number for all elements: constants, extents and scalars."""
     return not any(isinstance(n, (ex.Access, ex.Label)) for n in e.walk())
+
+
+def _digit_pairs(e: ex.Expr) -> list[tuple[ex.Expr, ex.Expr]]:
+    """Return the remainders in ``e`` whose quotients it has too: ``t % 8`` with ``t / 8``."""
+    nodes = {n for n in e.walk() if isinstance(n, ex.Binary) and n.op in "%/" and isinstance(n.right, ex.Const)}
+    pairs = ((n, ex.Binary("/", n.left, n.right)) for n in nodes if n.op == "%")
+    return [pair for pair in pairs if pair[1] in nodes]
 
 
 def _is_remainder(e: ex.Expr) -> bool:

@@ -237,3 +237,23 @@ def test_a_result_that_sums_go_along_is_stored_in_order_by_the_kernel_of_its_pha
     grad = torch.randn_like(got)
     for ours, wanted in zip(torch.autograd.grad(got, (A, W), grad), torch.autograd.grad(expected, (A, W), grad.double())):
         assert torch.allclose(ours.double(), wanted.double(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("order", "factor", "queries", "keys"), [("u, i, j", "", 40, 48), ("i, u, j", " * w[u]", 43, 37), ("i, j, u", "", 16, 21)])
+def test_gradients_of_dilated_products_are_right(order, factor, queries, keys):
+    torch.manual_seed(0)
+    text = (
+        "Func s, f; In Q, K, w; Var b, u, i, j; RVar d; Extent u = 8; Extent i = Q[1] / 8; Extent j = K[1] / 8;"
+        f"s[b, {order}] = rdot(Q[b, 8 * i + u, d], K[b, 8 * j + u, d], d); f[b, {order}] = exp(0.2 * s[b, {order}]) + w[u]{factor};"
+    )
+    op = Operator(Spec("dilated_products", "Products of positions of one remainder.", parse(text)))
+    Q, K, w = (torch.randn(*shape, requires_grad=True) for shape in ((2, queries, 16), (2, keys, 16), (8,)))
+    exact = [t.detach().double().requires_grad_() for t in (Q, K, w)]
+    q, k = (t[:, : t.shape[1] // 8 * 8].unflatten(1, (-1, 8)) for t in exact[:2])
+    to = "".join(order.split(", "))
+    weight = torch.einsum(f"u,buij->b{to}", exact[2] ** (2 if factor else 1), torch.ones(2, 8, q.shape[1], k.shape[1], dtype=torch.float64))
+    expected = torch.exp(0.2 * torch.einsum(f"biud,bjud->b{to}", q, k)) + weight
+    got = op(Q, K, w)
+    grad = torch.randn(got.shape)
+    for mine, theirs in zip((got, *torch.autograd.grad(got, (Q, K, w), grad)), (expected, *torch.autograd.grad(expected, exact, grad.double()))):
+        assert (mine.double() - theirs).norm() <= 1e-5 * theirs.norm()

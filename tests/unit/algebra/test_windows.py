@@ -1,6 +1,8 @@
 # ruff: noqa: E501 (programs read best on one line)
 """What gradients of windows become: plain products, and sums that read an element once. Torch is not needed."""
 
+import pytest
+
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
 from dtkernels.lang import parse
@@ -88,3 +90,23 @@ def test_a_number_beside_picked_elements_is_no_operand_of_a_product():
 def test_rows_of_two_labels_have_one_name_each_in_a_sum_and_where_they_are_written():
     algorithm = prepare_algorithm(parse("Func f; In V; Var o, i, k; RVar j, l; f[o, i, k] = V[o, i, k] / sqrt(rsum(V[o, j, l] * V[o, j, l], j, l));").algorithm, ("f",))
     assert str(algorithm["f_sum"]) == "f_sum[o] = rsum(V[o, i, k] * V[o, i, k], i, k);"
+
+
+DIGITS = "Func s, f; In Q, K; Var b, u, i, j; RVar d; Extent u = 8; Extent i = Q[1] / 8; Extent j = K[1] / 8; s[b, {order}] = rdot(Q[b, 8 * i + u, d], K[b, 8 * j + u, d], d); f[b, {order}] = exp(s[b, {order}]);"
+
+
+@pytest.mark.parametrize("order", ["u, i, j", "i, u, j", "i, j, u"])
+def test_a_gradient_at_a_digit_and_a_step_is_a_product_by_phase(order):
+    found = lowered(DIGITS.format(order=order), "Q")
+    assert found["d_Q_phases"].startswith("d_Q_phases[u, b, i, d] = rdot(") and found["d_Q_phases"].endswith("K[b, 8 * j + u, d], j)")
+    assert found["d_Q"] == "d_Q[b, Q_1, d] = d_Q_phases[Q_1 % 8, b, Q_1 / 8, d]"
+
+
+def test_a_label_with_fewer_values_than_the_step_is_no_digit():
+    found = lowered("Func f; In A; Var b, u, i; Extent u = 7; Extent i = A[1] / 8; f[b, u, i] = exp(A[b, 8 * i + u]);", "A")
+    assert "% 8" not in found["d_A"]
+
+
+def test_a_remainder_that_a_label_names_leaves_no_sum():
+    found = lowered("Func o, f; In A; Var b, m, u, i; Extent u = 8; Extent i = A[2]; Extent m = 8 * A[2]; o[b, u, i] = A[b, u, i] * A[b, u, i]; f[b, m] = o[b, m % 8, m / 8];", "A")
+    assert "rsum" not in found["d_A"] and "8 * i + u" in found["d_A"]

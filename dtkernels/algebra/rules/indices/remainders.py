@@ -72,6 +72,10 @@ def _remainder(condition: ex.Expr, label: str, algorithm: Algorithm) -> ex.Expr 
             atom = next((a for a, n in others.items() if a is not None and n == 1), None)
             if times == -1 and rest == constant and len(others) == 1 and atom is not None:
                 return ex.Binary("%", atom, ex.Const(size))
+        case ex.Binary("==", ex.Binary("%", number, ex.Const(size)), ex.Label(rest)) if rest != label and algorithm.constant_extent(label) == size:
+            form = {atom: times for atom, times in linear_form(number).items() if times % size}
+            if list(form.items()) == [(ex.Label(label), 1)] and (algorithm.constant_extent(rest) or size + 1) <= size:
+                return ex.Label(rest)
     return None
 
 

@@ -13,6 +13,7 @@ from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
 from ...rearrangement import Interleaving, interleavings, rearrangement
 from ..canonicalize import fresh_name
+from ..condition_folding import fold_condition
 
 
 def compute_results_by_phase(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
@@ -99,18 +100,18 @@ def _through_rearranged(algorithm: Algorithm, d: Definition) -> Definition:
 def _phases(algorithm: Algorithm, d: Definition) -> dict[str, tuple[Interleaving, str, str]]:
     """Return the labels of ``d`` of which it reads remainders and quotients, with the labels of phase and step to compute it by; nothing where that is impossible.
 
-    Inputs may have such a label as an index: they are read at the place of the phase and step.
+    Inputs may have such a label as an index: they are read at the place of the phase and step. Remainders and quotients may stand by themselves too.
     """
     if isinstance(d.expr, (ex.Scan, ex.Write, ex.Cast)):
         return {}
     found: dict[str, tuple[Interleaving, str, str]] = {}
-    places = 0
     for access, pair in _pairs(algorithm, d.expr):
         own = algorithm[access.tensor].labels
         known = found.setdefault(pair.label, (pair, own[pair.phase], own[pair.step]))[0]
         if pair.label not in d.labels or known.indices != pair.indices or not _reads_everything(access):
             return {}
-        places += 2
+    indices = {index for pair, *_ in found.values() for index in pair.indices}
+    places = sum(n in indices for n in d.expr.walk())
     places += sum(isinstance(i, ex.Label) and i.name in found for a in ex.accesses(d.expr) if a.tensor in algorithm.inputs for i in a.index)
     read = sum(isinstance(n, ex.Label) and n.name in found for n in d.expr.walk())
     taken = {label for _, *new in found.values() for label in new}
@@ -139,12 +140,12 @@ def _separated(algorithm: Algorithm, d: Definition, by: dict[str, tuple[Interlea
     def by_phase(n: ex.Expr) -> ex.Expr:
         if isinstance(n, ex.Access) and n.tensor in algorithm.inputs:
             return replace(n, index=tuple(places.get(i.name, i) if isinstance(i, ex.Label) else i for i in n.index))
-        return at.get(n, n)
+        return whole[0] if (whole := [label for label in at.values() if n == ex.Call("floor", (label,))]) else at.get(n, n)
 
     steps = {x: step for x, (_, _, step) in by.items()}
     name = fresh_name(f"{d.name}_phases", set(algorithm.names))
     labels = (*(phase for _, phase, _ in by.values()), *(steps.get(x, x) for x in d.labels))
-    made = Definition(name, labels, d.expr.transform(by_phase), d.pos)
+    made = Definition(name, labels, fold_condition(d.expr.transform(by_phase)), d.pos)
     phases = tuple(pair.indices[0] for pair, *_ in by.values())
     read = ex.Access(name, (*phases, *(by[x][0].indices[1] if x in by else ex.Label(x) for x in d.labels)))
     told = ((i.name, a.tensor, dim) for a in ex.accesses(d.expr) if a.tensor in algorithm.inputs for dim, i in enumerate(a.index) if isinstance(i, ex.Label) and i.name in by)
