@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.extents.linear_form import LinearForm, linear_form
-from .rearrangement import moved_by
-from .smart_constructors import ZERO, add, negate
+from .smart_constructors import ZERO, add, moved_by, negate
 
 
 @dataclass(frozen=True)

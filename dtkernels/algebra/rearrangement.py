@@ -11,7 +11,7 @@ from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from ..lang.extents.formulas import constant_of
 from ..lang.extents.linear_form import LinearForm, linear_form, sum_of_forms
-from .smart_constructors import ONE
+from .smart_constructors import ONE, moved_by, plus
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,12 @@ class Interleaving:
 
     def place(self, phase: str, step: str) -> ex.Expr:
         """Return the label's value in the labels of the two dimensions."""
-        return _plus(ex.Binary("+", ex.Binary("*", ex.Const(self.size), ex.Label(step)), ex.Label(phase)), -self.offset)
-
-
-def moved_by(label: str, number: int) -> ex.Expr:
-    """Return ``label + number``."""
-    return _plus(ex.Label(label), number)
+        return plus(ex.Binary("+", ex.Binary("*", ex.Const(self.size), ex.Label(step)), ex.Label(phase)), -self.offset)
 
 
 def number_of_steps(label: str, offset: int, size: int) -> ex.Expr:
     """Return how many values ``(label + offset) / size`` has, for ``offset`` from 0 to ``size - 1``."""
-    return ex.Binary("+", ex.Binary("/", _plus(ex.Len(label), offset - 1), ex.Const(size)), ONE)
+    return ex.Binary("+", ex.Binary("/", plus(ex.Len(label), offset - 1), ex.Const(size)), ONE)
 
 
 def interleavings(access: ex.Access) -> list[Interleaving]:
@@ -107,10 +102,6 @@ def _dividend(e: ex.Expr, size: int) -> LinearForm | None:
         case [(ex.Binary("/", a, ex.Const(n)), 1)] if n == size:
             return {atom: times for atom, times in sum_of_forms(linear_form(a), {None: number * size}).items() if times}
     return None
-
-
-def _plus(e: ex.Expr, number: int) -> ex.Expr:
-    return ex.Binary("+" if number > 0 else "-", e, ex.Const(abs(number))) if number else e
 
 
 def _label_and_offset(index: ex.Expr) -> tuple[str, int] | None:

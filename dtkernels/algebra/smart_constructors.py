@@ -192,3 +192,13 @@ def without_numbers(e: ex.Expr) -> ex.Expr:
         case ex.Binary("*", ex.Const() | ex.Scalar(), inner) | ex.Binary("*" | "/", inner, ex.Const() | ex.Scalar()) | ex.Unary("-", inner):
             return without_numbers(inner)
     return e
+
+
+def plus(e: ex.Expr, number: int) -> ex.Expr:
+    """Return ``e + number``, as it is written in an index."""
+    return ex.Binary("+" if number > 0 else "-", e, ex.Const(abs(number))) if number else e
+
+
+def moved_by(label: str, number: int) -> ex.Expr:
+    """Return ``label + number``."""
+    return plus(ex.Label(label), number)
