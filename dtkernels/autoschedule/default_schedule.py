@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from itertools import chain
 
 from ..codegen.analysis.product_types import InputTypes
-from ..codegen.pipeline import lower
 from ..codegen.target import Target
 from ..lang.algorithm import Algorithm
-from ..lang.errors import DTError
 from ..lang.schedule import Bare, Primitive, Program, Schedule
 from .accumulated_outputs import accumulated_placements, accumulated_tiles
 from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig
-from .fit_resources import fit_resources
+from .fit_resources import can_be_lowered, fit_resources
 from .fusion import fusion, stated
 from .rules.registry import proposals as rule_proposals
 from .stand_ins.joined_slices import stored_by_slices
@@ -42,7 +40,7 @@ def default_schedule(
     if (found := _in_two(algorithm, outputs, sizes, itemsize, target, in_order)) is not None:
         return found
     slices = stored_by_slices(algorithm, outputs, lambda a, wanted: default_schedule(a, wanted, sizes, itemsize, target, in_order))
-    if slices is not None and _can_be_lowered(algorithm, slices):
+    if slices is not None and can_be_lowered(Program(algorithm, slices)):
         return slices
     found = _best(algorithm, outputs, sizes, itemsize, target, in_order)
     found = made_where_taken(algorithm, outputs, sizes, itemsize, target, found, lambda a: _best(a, outputs, sizes, itemsize, target, in_order))
@@ -81,16 +79,7 @@ def _in_two(
     second = default_schedule(rest, outputs, sizes, itemsize, target, in_order)
     before = tuple(Bare(stored, "store") if p.name == "compile" else p for p in first.primitives)
     whole = Schedule((*before, *second.primitives))
-    return whole if _can_be_lowered(algorithm, whole) else None
-
-
-def _can_be_lowered(algorithm: Algorithm, schedule: Schedule) -> bool:
-    """Return whether a schedule of parts is one of the whole: there may be statements about an input that a Func lacks."""
-    try:
-        lower(Program(algorithm, schedule))
-    except DTError:
-        return False
-    return True
+    return whole if can_be_lowered(Program(algorithm, whole)) else None
 
 
 def schedules(

@@ -29,10 +29,10 @@ def fit_resources(program: Program, sizes: dict[str, int], itemsize: int | Input
     itemsizes = element_bytes(program.algorithm, program.outputs(), itemsize)  # type: ignore[arg-type]
 
     def has_room(func: str, tried: Program) -> bool:
-        return _can_be_lowered(tried) and first_too_large(tuple(k for k in lower(tried) if _stated(tried, k.func) == func), sizes, itemsizes, target) is None
+        return can_be_lowered(tried) and first_too_large(tuple(k for k in lower(tried) if _stated(tried, k.func) == func), sizes, itemsizes, target) is None
 
     while (kernel := first_too_large(lower(program), sizes, itemsizes, target)) is not None:
-        smaller = next((p for p in _smaller(program, kernel, sizes, has_room) if _can_be_lowered(p)), None)
+        smaller = next((p for p in _smaller(program, kernel, sizes, has_room) if can_be_lowered(p)), None)
         if smaller is None:
             return program
         program = smaller
@@ -47,7 +47,7 @@ def fit_registers(program: Program, sizes: dict[str, int], itemsize: int | Input
         if spilling is None:
             break
         narrower = _narrower(program, _stated(program, spilling.func), has_matrix_product(spilling.body))
-        tried = [p for p in narrower if _can_be_lowered(p) and first_too_large(lower(p), sizes, itemsizes, target) is None]
+        tried = [p for p in narrower if can_be_lowered(p) and first_too_large(lower(p), sizes, itemsizes, target) is None]
         if not tried:
             break
         program = min(tried, key=lambda p: time(p.schedule))
@@ -97,7 +97,8 @@ def _stated(program: Program, func: str) -> str:
     return dict(pieces.sums).get(func, func) if pieces else func
 
 
-def _can_be_lowered(program: Program) -> bool:
+def can_be_lowered(program: Program) -> bool:
+    """Return whether a program is legal. A schedule of parts need not be one of the whole: there may be statements about an input that a Func lacks."""
     try:
         lower(program)
     except DTError:

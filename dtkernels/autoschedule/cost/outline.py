@@ -64,7 +64,6 @@ class FuncOutline(NamedTuple):
         of_terms = [{x for x, _ in r.labels} for r in self.reads]
         return {*self.labels}.difference(*(own for own in of_terms if own & {*self.reduced}))
 
-
     def merged(self, names: dict[str, tuple[str, ...]]) -> FuncOutline | None:
         """Return the outline with one label for each run of ``names``; None where one has labels of a run that are not beside each other."""
         parts, firsts = {x for run in names.values() for x in run}, {run[0]: name for name, run in names.items()}

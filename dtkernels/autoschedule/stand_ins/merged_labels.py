@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from ...codegen.analysis.product_types import InputTypes, typed
+from ...codegen.analysis.product_types import InputTypes
 from ...codegen.pipeline import lower
 from ...codegen.target import Target
 from ...lang import expr as ex
@@ -31,9 +31,8 @@ from ...lang.reserved_names import clashes
 from ...lang.schedule import FuseAt, Merge, Primitive, Program, Schedule
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import read_schedule
-from ..cost.outline import Known
-from ..cost.predicted_time import predicted_time
 from ..fit_resources import fit_resources
+from .sliced_products import time_of_schedule
 
 FASTER = 0.95  #: the part of the time without merged labels below which they are merged
 
@@ -94,8 +93,7 @@ def with_merged_labels(
         return found
 
     def time(schedule: Schedule) -> float:
-        changed, width = typed(with_operands(algorithm, schedule.subjects()), sizes, itemsize)
-        return predicted_time(str(schedule), Known.of(changed, outputs), sizes, width, target)
+        return time_of_schedule(algorithm, schedule, outputs, sizes, itemsize, target)
 
     try:
         program = Program(algorithm, merged.restored(algorithm, default(merged.algorithm, merged.sizes)))

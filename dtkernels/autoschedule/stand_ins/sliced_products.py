@@ -18,14 +18,13 @@ from ...algebra.autodiff.rematerialization import is_within_set_limit
 from ...algebra.rules.constant_folding import drop_unused
 from ...algebra.rules.products.sliced_products import slice_offset
 from ...codegen.analysis.product_types import InputTypes, typed
-from ...codegen.pipeline import lower
 from ...codegen.target import Target
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, with_operands
-from ...lang.errors import DTError
 from ...lang.schedule import FuseAt, Program, Schedule, host
 from ..cost.outline import Known
 from ..cost.predicted_time import predicted_time
+from ..fit_resources import can_be_lowered
 
 FASTER = 0.9  #: the part of the time with slices apart below which the whole product has a kernel
 
@@ -59,6 +58,14 @@ def with_slices_in_place(algorithm: Algorithm, names: dict[str, str]) -> Algorit
     return drop_unused(algorithm.with_definitions(changed), algorithm.labels)
 
 
+def time_of_schedule(
+    algorithm: Algorithm, schedule: Schedule, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
+) -> float:
+    """Return the predicted microseconds of a schedule, which may name operands."""
+    changed, width = typed(with_operands(algorithm, schedule.subjects()), sizes, itemsize)
+    return predicted_time(str(schedule), Known.of(changed, outputs), sizes, width, target)
+
+
 def made_where_taken(
     algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target,
     whole: Schedule, default: Callable[[Algorithm], Schedule],
@@ -74,8 +81,7 @@ def made_where_taken(
     found = default(apart)
 
     def time(of: Algorithm, schedule: Schedule) -> float:
-        changed, width = typed(with_operands(of, schedule.subjects()), sizes, itemsize)
-        return predicted_time(str(schedule), Known.of(changed, outputs), sizes, width, target)
+        return time_of_schedule(of, schedule, outputs, sizes, itemsize, target)
 
     kept = sum(4 * math.prod(sizes[label] for label in algorithm[name].labels) for name in names)
     if is_within_set_limit(kept) and time(algorithm, whole) < FASTER * time(apart, found):
@@ -85,8 +91,4 @@ def made_where_taken(
         reader = next(d.name for d in algorithm.definitions if any(a.tensor == name for a in ex.accesses(d.expr)))
         places.append(FuseAt(name, "fuse_at", (host(reader, found.fused()), label)))
     fused = Schedule((*places, *found.primitives))
-    try:
-        lower(Program(algorithm, fused))
-    except DTError:
-        return whole
-    return fused
+    return fused if can_be_lowered(Program(algorithm, fused)) else whole
