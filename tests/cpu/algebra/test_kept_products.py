@@ -35,7 +35,7 @@ PROGRAMS = {
                   lambda A, B, z: F.gelu(A @ B + z, approximate="tanh"), {"u"}),
     "bias_relu_halved": ("Func y; In A, B, z; Var m, n; RVar k; y[m, n] = maximum(rdot(A[m, k], B[k, n], k) + z[n], 0) / 2;", lambda A, B, z: F.relu(A @ B + z) / 2, set()),
     "bias_inside": ("Func y; In A, B, z; Var m, n; RVar k; y[m, n] = sigmoid(rdot(A[m, k], B[k, n], k) + z[n]) * (rdot(A[m, k], B[k, n], k) + z[n]);",
-                    lambda A, B, z: F.silu(A @ B + z), {"y_dot"}),
+                    lambda A, B, z: F.silu(A @ B + z), {"y_product"}),
     "bias_pooled": ("Func u, y; In A, B, z; Var m, n; RVar k, l; u[m, n] = rdot(A[m, k], B[k, n], k) + z[n]; y[m, n] = u[m, n] * rmax(u[m, l], l);",
                     lambda A, B, z: (u := A @ B + z) * u.amax(1, keepdim=True), {"u"}),
     "bias_relu": ("Func y; In A, B, z; Var m, n; RVar k; y[m, n] = maximum(rdot(A[m, k], B[k, n], k) + z[n], 0);", lambda A, B, z: F.relu(A @ B + z), set()),

@@ -19,7 +19,8 @@ def distribute_differences(algorithm: Algorithm) -> Algorithm:
             d_Q[m, k] = (Q[m, k] - Q[0, k]) * d_Q_sum[m] - rdot(cast(w[m, n], fp32), cast(X[n, k] - Q[0, k], fp32), n);``
 
     So are gradients of distances, and forces between points. The two sides may cancel: the products are in float32, and both sides are relative to the
-    first row, so that what is lost depends on how far rows lie from each other, not on how far from 0. A square is left alone.
+    first row, so that what is lost depends on how far rows lie from each other, not on how far from 0. Where both sides are rows of one tensor, a row's
+    difference from itself is left out: weights are often largest there, and would cancel. A square is left alone.
     """
     integral = algorithm.integer_inputs()
 
@@ -28,7 +29,8 @@ def distribute_differences(algorithm: Algorithm) -> Algorithm:
         sums = [f for f in factors if isinstance(f, ex.Binary) and f.op in "+-"]
         if len(sums) != 1 or next(split_into_sides(node), None) or any(a.tensor in integral for a in ex.accesses(node.arg)):
             return node
-        rest, both = [f for f in factors if f is not sums[0]], _relative(sums[0], node.labels)
+        both = _relative(sums[0], node.labels)
+        rest = [_zero_where_equal(product([f for f in factors if f is not sums[0]]), sums[0], node.labels)] if len(factors) > 1 else []
         left, right = (_summed(node, rest, side) if rest else None for side in (both.left, both.right))
         if left is None or right is None or not (isinstance(left, ex.Dot) or isinstance(right, ex.Dot)):
             return node
@@ -46,6 +48,16 @@ def _relative(both: ex.Binary, summed: tuple[str, ...]) -> ex.Binary:
     other = both.right if apart[0] is both.left else both.left
     first = ex.substitute(apart[0], dict.fromkeys(ex.free_labels(apart[0]) - ex.free_labels(other), ex.Const(0)))
     return replace(both, left=ex.Binary("-", both.left, first), right=ex.Binary("-", both.right, first))
+
+
+def _zero_where_equal(rest: ex.Expr, both: ex.Binary, summed: tuple[str, ...]) -> ex.Expr:
+    """Return the factor of a difference, 0 where the difference is that of an element from itself."""
+    apart, other = (both.left, both.right) if not ex.free_labels(both.left) & {*summed} else (both.right, both.left)
+    pairs = [(x, y) for x in sorted(ex.free_labels(apart) - ex.free_labels(other)) for y in summed if ex.substitute(apart, {x: ex.Label(y)}) == other]
+    if both.op != "-" or len(pairs) != 1:
+        return rest
+    x, y = pairs[0]
+    return ex.Call("where", (ex.Binary("==", ex.Label(x), ex.Label(y)), ex.Const(0), rest))
 
 
 def _summed(node: ex.Reduce, rest: list[ex.Expr], side: ex.Expr) -> ex.Expr | None:
