@@ -44,7 +44,7 @@ from .rules.gemm_row_reduction import feeds_row_reduction, recomputes_product_ro
 from .rules.product_sides import NARROW
 from .rules.reduction import ROW_LIMIT, starts_anywhere
 from .rules.registry import kernel_config
-from .rules.scan import scan_consumer
+from .rules.scan import scan_consumer, scan_host
 from .rules.sibling_gemms import are_sibling_products, loads_sum_operands
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
@@ -268,8 +268,9 @@ class Fusion:
 
     def placements(self):
         """Yield ways to fuse, best first: chains of reductions in one pass, in several passes, not at all."""
-        if self.scans:  # each in a kernel of its own, with what it is made from, or where its only reader runs along with it
+        if self.scans:  # where what reads it runs along with it, or its only reader does, or each in a kernel of its own, with what it is made from
             yield self._fused(streaming=True)
+            yield self._fused(streaming=True, scanning=True)
             yield self._fused(streaming=False)
             yield ()
             return
@@ -365,7 +366,7 @@ class Fusion:
 
     def _fused(
         self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False, apart: bool = False, beside: bool = False,
-        stored: bool = False, ahead: bool = False, operands: bool = False, alone: bool = False,
+        stored: bool = False, ahead: bool = False, operands: bool = False, alone: bool = False, scanning: bool = False,
     ) -> tuple[Primitive, ...]:
         """``beside``: outputs that are products of which other outputs are made in any way are computed where those are, as if they were none.
         ``within``: outputs that are products of which others are made are computed where those are, as if they were none.
@@ -375,7 +376,8 @@ class Fusion:
         ``passing``: large operands are read once (skinny_gemm_pair.py).
         ``apart``: outputs are not computed in the kernels of others. ``alone``: sums are not computed in those of products.
         ``stored``: products whose rows are reduced have kernels of their own, with what is made of them element by element.
-        ``rows``: outputs without products are computed where others are made from them, or from what they are made from, in rows held whole."""
+        ``rows``: outputs without products are computed where others are made from them, or from what they are made from, in rows held whole.
+        ``scanning``: scans are computed in the kernels that read them, with the sums along them."""
         shared = shared_passes(self.shape) if passing else ()
         joined = {} if apart else fused_outputs(self.shape, partial(self._loads_sum_operands, alone=alone), rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
         walked = {*self.scans, *(scan_consumer(self.shape, f) for f in self.scans)}  # kernels that run along a label
@@ -390,9 +392,9 @@ class Fusion:
         found: list[Primitive] = [FuseAt(o, "fuse_at", place) for o, place in joined.items()]
         found += [p.primitive() for p in shared if p.cut]
         for d in reversed(self.algorithm.definitions):
-            if d.name in self.scans and streaming and (user := scan_consumer(self.shape, d.name)) and hosts.get(user) == {user}:
-                hosts[d.name] = {user}
-                found.append(FuseAt(d.name, "fuse_at", (user, self.algorithm[d.name].expr.label)))  # type: ignore[attr-defined]
+            if d.name in self.scans and streaming and (kernels := scan_host(self.shape, d.name, hosts, scanning)):
+                hosts[d.name] = {*kernels}
+                found.append(FuseAt(d.name, "fuse_at", (kernels[0], self.algorithm[d.name].expr.label)))  # type: ignore[attr-defined]
                 continue
             if d.name in self.outputs and d.name not in inner or d.name in self.scans or d.name in {p.func for p in shared if p.cut}:
                 hosts.setdefault(d.name, {d.name})
@@ -410,8 +412,9 @@ class Fusion:
             apart_by_way = apart_by_way or stored_for_windows(self.shape, d.name, roots)
             apart_by_way = apart_by_way or len(roots) > 1 and self._rounds_stored_product(d.name) or operands and is_long_operand(self.shape, d.name)
             apart_by_way = apart_by_way or self.once and is_made_again(self.shape, d.name, roots & {*users})
-            again = again and not apart_by_way and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
-            place = self._fusion_point(d.name, first, streaming) if again else None
+            walked_sum = self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name)  # a scan takes sums from memory, or from its own kernel
+            again = again and not apart_by_way and (scanning or not walked_sum)
+            place = self._fusion_point(d.name, first, streaming and not walked_sum) if again else None
             hosts[d.name] = roots if place else {d.name}
             if not place and streaming and (root := self._row_reduction_to_join(d.name, roots, hosts)):
                 hosts[d.name] = {root}

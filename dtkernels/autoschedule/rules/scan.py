@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Iterator, Mapping
+from itertools import chain, product
 
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
@@ -44,6 +44,25 @@ def scan_consumer(shape: SchedulingProblem, func: str) -> str | None:
     return user.name if plain and narrow and set(summed) == set(rest) and own.expr.label in user.labels else None  # type: ignore[attr-defined]
 
 
+def scan_host(shape: SchedulingProblem, func: str, hosts: Mapping[str, set[str]], anywhere: bool) -> tuple[str, ...]:
+    """Return the kernels in which the scan ``func`` is computed as it is read, in the order that they run; none if it has a kernel of its own.
+
+    ``anywhere``: in all kernels that read it element by element in a loop along it, not only in that of ``scan_consumer``.
+    """
+    user = scan_consumer(shape, func)
+    if user and hosts.get(user) == {user}:
+        return (user,)
+    a, own = shape.algorithm, shape.algorithm[func]
+    users = [d.name for d in a.definitions if any(x.tensor == func for x in ex.accesses(d.expr))]
+    kernels = {*chain.from_iterable(hosts.get(u, {u}) for u in users)}
+    plain = {x.index for u in users for x in ex.accesses(a[u].expr) if x.tensor == func} == {tuple(ex.Label(label) for label in own.labels)}
+    along = all(own.expr.label in (*a[k].labels, *reduction_labels(a, k)) and not shape.dots(k) for k in kernels)  # type: ignore[attr-defined]
+    others = (a[f].expr for f, placed in hosts.items() if placed & kernels and isinstance(a[f].expr, ex.Scan))
+    held = next_power_of_two(shape.sizes[own.expr.label]) <= HELD  # type: ignore[attr-defined]
+    one_way = held or all(o.label != own.expr.label or o.reverse == own.expr.reverse for o in others)  # type: ignore[attr-defined]
+    return tuple(k for k in a.needed_by(shape.outputs) if k in kernels) if anywhere and func not in shape.outputs and plain and along and one_way else ()
+
+
 def scan_configs(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
     """Yield the choices for a kernel with a scan, the usual ones first; none for any other. No label that a scan runs along is cut into blocks.
 
@@ -54,7 +73,7 @@ def scan_configs(shape: SchedulingProblem, root: str, members: list[str]) -> Ite
         return
     yield usual
     along = scan_labels(shape, members)[-1]
-    if dict(usual.tiles)[along] == 0 or along == shape.algorithm[root].labels[-1]:
+    if dict(usual.tiles)[along] == 0 or along == _last_label(shape, root, members, along):
         return
     blocks = dict(usual.blocks)
     last = next((label for label in reversed(shape.algorithm[root].labels) if label in blocks), "")
@@ -71,13 +90,14 @@ def scan_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kerne
     """Return the usual choices for a kernel with a scan; None for any other."""
     along = scan_labels(shape, members)
     labels = shape.algorithm[root].labels
-    if not along or along[-1] not in labels:
+    if not along or along[-1] not in (*labels, *reduction_labels(shape.algorithm, root)):
         return None
-    last, t = labels[-1], along[-1]
+    t = along[-1]
+    last = _last_label(shape, root, members, t)
     length = next_power_of_two(shape.sizes[t])
     tile = {label: 1 for label in along}
     tile[t] = (0 if length <= HELD else STEP) if t == last else min(TALL, length)
-    summed = [r for m in members for r in reduction_labels(shape.algorithm, m) if r not in labels]
+    summed = [r for m in members for r in reduction_labels(shape.algorithm, m) if r not in (*labels, *along)]
     if summed:  # each step sums a tile that is held whole: one element along t, as many as there is room for along the others
         tile |= {t: 1, **dict.fromkeys(summed, 0)}
     width = math.prod(next_power_of_two(shape.sizes[r]) for r in summed) if summed else min(length, HELD) if tile[t] == 0 else tile[t]
@@ -91,3 +111,10 @@ def scan_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kerne
         widest = max(block, key=lambda label: block[label])
         block[widest] //= 2
     return shape.config(root, block, {**tile, **block}, 4, 3, approximations=approximations(shape, members))
+
+
+def _last_label(shape: SchedulingProblem, root: str, members: list[str], along: str) -> str:
+    """Return the label along which the elements of a kernel lie contiguous: the last of its result, or of what it reads along ``along`` where the result sums over it."""
+    labels = shape.algorithm[root].labels
+    reads = (a.index for m in members for a in ex.accesses(shape.algorithm[m].expr) if a.tensor not in members and ex.Label(along) in a.index)
+    return labels[-1] if along in labels else next((index[-1].name for index in reads if isinstance(index[-1], ex.Label)), along)

@@ -327,9 +327,10 @@ class TileScan(Tile):
     kind: str
     args: tuple[Tile, ...]
     axis: Axis
+    reverse: bool = False  #: from the last element to the first
 
     def __str__(self) -> str:
-        return f"scan_{self.kind}({', '.join(map(str, self.args))}, {self.axis.name})"
+        return f"scan_{self.kind}({', '.join(map(str, self.args))}, {self.axis.name}{', reversed' if self.reverse else ''})"
 
 
 def axes_of(tile: Tile) -> frozenset[Axis]:

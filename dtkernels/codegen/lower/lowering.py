@@ -89,7 +89,7 @@ class _Lowering:
         self.summed = frozenset(name for name, _ in program.pieces.sums) if program.pieces else frozenset()  #: read from memory by their own kernel
         self.blocked: dict[str, Axis] = {}  #: label of the output -> its axis, where one tile is the whole block
         self.scanned = scans_of(self.algorithm, options.members)
-        self.reversed = reversed_labels(self.algorithm, options.members)
+        self.reversed = reversed_labels(self.algorithm, options.members, lambda func, label: self.tile_size(func, label) == WHOLE)
         self.top = Scope(reserved=self.algorithm.scalars)
         self.reducer = Reducer(self)
 

@@ -1,13 +1,13 @@
 """Lower scans: at once over a whole extent, or tile by tile with a carried value.
 
 The loop over the label is one of the kernel's own, and runs in order. A reversed scan counts the same loop from the end: its label stands for
-``len(t) - 1 - t`` everywhere in the kernel.
+``len(t) - 1 - t`` everywhere in the kernel. Scans of both directions share a kernel only where one tile holds the whole extent.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...lang import expr as ex
@@ -32,14 +32,19 @@ def scans_of(algorithm: Algorithm, funcs: tuple[str, ...]) -> list[Definition]:
     return [algorithm[f] for f in funcs if f in algorithm and isinstance(algorithm[f].expr, ex.Scan)]
 
 
-def reversed_labels(algorithm: Algorithm, funcs: tuple[str, ...]) -> frozenset[str]:
-    """Return the labels that the scans of a kernel run along from the end. Raises DTError where another runs from the start."""
+def reversed_labels(algorithm: Algorithm, funcs: tuple[str, ...], holds: Callable[[str, str], bool]) -> frozenset[str]:
+    """Return the labels that all scans of a kernel run along from the end. Raises DTError where some run from the start, and no tile holds the whole extent.
+
+    ``holds``: whether one tile of the loops of a Func holds the whole extent of a label.
+    """
     found: dict[str, bool] = {}
     for d in scans_of(algorithm, funcs):
         label, reverse = d.expr.label, d.expr.reverse  # type: ignore[attr-defined]
         if found.setdefault(label, reverse) != reverse:
-            raise DTError("the scans of a kernel run one way along a label", found=f"{d.name}, the other way along {label}",
-                          allowed=f"{d.name} in a kernel of its own", at=d.pos)  # fmt: skip
+            if not holds(d.name, label):
+                raise DTError("scans of both directions along a label share a tile", found=f"{d.name}, the other way along {label}",
+                              allowed=f"tensorize({label}:0), or {d.name} in a kernel of its own", at=d.pos)  # fmt: skip
+            found[label] = False
     return frozenset(label for label, reverse in found.items() if reverse)
 
 
@@ -89,13 +94,14 @@ def lower_scan(lowering: _Lowering, d: Definition, env: dict[str, Tile], scope: 
     axis, index = axis_of(env[scan.label]), env[scan.label]
     if axis is None:
         raise DTError("a scan is computed at each element in turn", found=f"{d.name} at {index}", allowed=f"{d.name} in a kernel of its own", at=d.pos)
-    if scan.reverse == isinstance(index, Position):
+    whole = axis in lowering.whole.get(axis.label, ())
+    if scan.reverse == isinstance(index, Position) and not whole:
         raise DTError("a loop along a scan runs the way that the scan does", found=f"{d.name} in a loop over {axis.label}, the other way",
                       allowed=f"a loop over {scan.label}, or {d.name} in a kernel of its own", at=d.pos)  # fmt: skip
     neutral = (1.0, 0.0) if scan.kind == "recur" else (FIRST[scan.kind],)
     terms = tuple(_term(lowering.tile(a, env, scope, {}), axis, n) for a, n in zip(scan.args, neutral))
-    if axis in lowering.whole.get(axis.label, ()):
-        return _scanned(scan.kind, terms, axis)
+    if whole:
+        return _scanned(scan.kind, terms, axis, scan.reverse == isinstance(index, Position))
     home, outer = _around(lowering, d, axis, scope)
     every = frozenset().union(*map(nest.axes_of, terms)) - {axis}
     order = nest.in_order(every, tuple(a for label in d.labels if (a := axis_of(env[label])) is not None))
@@ -115,8 +121,8 @@ def _term(tile: Tile, axis: Axis, neutral: float) -> Tile:
     return guarded(broadcast_over(tile, (axis,), neutral), (axis,), neutral)
 
 
-def _scanned(kind: str, terms: tuple[Tile, ...], axis: Axis) -> Tile:
-    return terms[-1] if axis.scalar else TileScan(kind, terms, axis)
+def _scanned(kind: str, terms: tuple[Tile, ...], axis: Axis, reverse: bool = False) -> Tile:
+    return terms[-1] if axis.scalar else TileScan(kind, terms, axis, reverse)
 
 
 def _combined(kind: str, carried: Tile, terms: tuple[Tile, ...], axis: Axis) -> Tile:

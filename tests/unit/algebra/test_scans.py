@@ -85,7 +85,7 @@ ERRORS = {
     ROWS + "rscan(sum, A[x, t], t); f.block(t:8);": "t.dt:1:59: one program runs through a scan: found f in blocks of t, along which f runs; allowed: tiles of t, f.tensorize(t:64), and blocks of other labels",
     ROWS + "rscan(sum, A[x, t], t); f.tensorize(x:4, t:4); f.reorder(t, x);": "t.dt:1:25: the loop along a scan is inside all other loops: found f along t, with a loop inside; allowed: reorder(x, t)",
     TWO + "g[x, t - 1] + g[x, t]; g.fuse_at(f, t); f.tensorize(t:8);": "t.dt:1:28: a scan is computed at each element in turn: found g at (t - 1); allowed: g in a kernel of its own",
-    TWO + "rscan(sum, g[x, t], t, reversed); g.fuse_at(f, t); f.tensorize(t:8);": "t.dt:1:28: the scans of a kernel run one way along a label: found g, the other way along t; allowed: g in a kernel of its own",
+    TWO + "rscan(sum, g[x, t], t, reversed); g.fuse_at(f, t); f.tensorize(t:8);": "t.dt:1:28: scans of both directions along a label share a tile: found g, the other way along t; allowed: tensorize(t:0), or g in a kernel of its own",
     TWO.replace("f[x, t]", "f[x]") + "rsum(g[x, t], t); g.fuse_at(f, t); f.tensorize(t:4); f.split(t:2);": "t.dt:1:122: split(t:2): found g in the loop over t, which one program runs through; allowed: g in a kernel of its own",
     TWO.replace("f[x, t]", "f[x]").replace("t);", "t, reversed);").replace("x, t;", "x, t; RVar k; Extent k = A[1];") + "rsum(g[x, k], k); g.fuse_at(f, k); f.tensorize(k:4);": "t.dt:1:53: a loop along a scan runs the way that the scan does: found g in a loop over k, the other way; allowed: a loop over t, or g in a kernel of its own",
     TWO + "g[x, t] * 2; g.chunk(t:8);": "t.dt:1:85: a scan is not cut into pieces: found chunk(t:8), along which g runs; allowed: another label",

@@ -78,6 +78,20 @@ def test_the_count_of_largest_elements_is_made_once():
     assert scheduled(found.backward, tuple(found.grads.values()), PAIRS)[2] < 2000
 
 
+FALL = "Func v, f; In A; Var x; RVar t; v[x, t] = rscan(sum, A[x, t], t); f[x] = rmax(rscan(max, v[x, t], t) - v[x, t], t);"
+CDF = "Func a, f; In A, B; Var x; RVar t; a[x, t] = exp(A[x, t]) / rsum(exp(A[x, t]), t) - exp(B[x, t]) / rsum(exp(B[x, t]), t); f[x] = rsum(abs(rscan(sum, a[x, t], t)), t);"
+RANKS = "Func f; In A; Var x; RVar t; f[x] = rsum(log(rscan(sum, exp(A[x, t]), t, reversed)) - A[x, t], t);"
+WAYS = "Func f; In A; Var x; RVar t; f[x] = rmax(rscan(sum, A[x, t], t) * rscan(max, A[x, t], t, reversed), t);"
+DOWN = "Func f; In A; Var x; RVar t; f[x] = rmax(rscan(sum, A[t, x], t), t);"
+
+
+@pytest.mark.parametrize("text, t, kernels", [(FALL, 1024, 1), (FALL, 20000, 1), (CDF, 1000, 1), (RANKS, 512, 1), (WAYS, 4096, 1), (WAYS, 5000, 2), (DOWN, 2048, 1)])
+def test_scans_are_computed_where_what_reads_them_runs_along(text, t, kernels):
+    """Those of both directions where a row is held."""
+    algorithm, found, _ = forward(text, {"x": 4096, "t": t})
+    assert len(algorithm.funcs) - sum(p.name == "fuse_at" for p in found.primitives) == kernels, found
+
+
 def test_steps_of_a_scan_are_loaded_together():
     _, found, took = forward(MAMBA, {"b": 4, "t": 2048, "d": 2048, "n": 16})
     assert found.sizes("f", "tensorize")["t"] >= 8 and took < 300

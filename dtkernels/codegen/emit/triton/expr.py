@@ -254,14 +254,15 @@ class ExpressionPrinter:
         inner = preferred_dim_order(tile)
         dim = inner.index(tile.axis)
         shape = ", ".join(map(self.step_of, inner))
+        way = ", reverse=True" if tile.reverse else ""
         args = [self.text(a, inner) if nest.axes_of(a) == set(inner) else f"tl.broadcast_to({self.text(a, inner)}, [{shape}])" for a in tile.args]
         if tile.kind in ("sum", "prod"):
-            return self.arrange(f"tl.cum{tile.kind}({args[0]}, {dim})", inner, order)
+            return self.arrange(f"tl.cum{tile.kind}({args[0]}, {dim}{way})", inner, order)
         if tile.kind == "recur":
             self.helpers.add("linear_recurrence")
-            return self.arrange(f"tl.associative_scan(({', '.join(args)}), {dim}, linear_recurrence)[1]", inner, order)
+            return self.arrange(f"tl.associative_scan(({', '.join(args)}), {dim}, linear_recurrence{way})[1]", inner, order)
         self.helpers.add(f"nan_{tile.kind}")
-        return self.arrange(f"tl.associative_scan({args[0]}, {dim}, nan_{tile.kind})", inner, order)
+        return self.arrange(f"tl.associative_scan({args[0]}, {dim}, nan_{tile.kind}{way})", inner, order)
 
     def arrange(self, text: str, have: tuple[Axis, ...], order: tuple[Axis, ...]) -> str:
         """Return ``text`` with dimensions ``have`` shaped to broadcast against ``order``."""
