@@ -295,7 +295,7 @@ SHAPES = "relu: [{sizes: {x: 1048576}}, {sizes: {x: 500000}, held_out: true}]\ns
 def tune(out: Path, *more: str, wait: bool = True):
     shapes = out.parent / "shapes.yaml"
     shapes.write_text(SHAPES)
-    what = ["--ops", "relu,softmax", "--shapes", str(shapes), "--dtypes", "bf16", "--jobs", "1", "--from", "none", "--rounds", "2", "--out", str(out)]
+    what = ["--ops", "relu,softmax", "--shapes", str(shapes), "--dtypes", "bf16", "--jobs", "1", "--from", "none", "--rounds", "1", "--out", str(out)]
     command = [sys.executable, str(ROOT / "tools" / "tune.py"), "--dry-run", *what, *more]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

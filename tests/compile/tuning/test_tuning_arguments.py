@@ -185,7 +185,7 @@ def test_a_damaged_journal_is_refused_with_its_line(tmp_path, line):
 def started(out: Path, *more: str) -> subprocess.Popen:
     shapes = out.parent / "shapes.yaml"
     shapes.write_text("relu:\n- {sizes: {x: 4096}, directions: [forward]}\n")
-    fixed = ["--dry-run", "--gpu", "h200", "--ops", "relu", "--shapes", str(shapes), "--dtypes", "bf16", "--jobs", "1", "--from", "none", "--rounds", "2", "--out", str(out)]
+    fixed = ["--dry-run", "--gpu", "h200", "--ops", "relu", "--shapes", str(shapes), "--dtypes", "bf16", "--jobs", "1", "--from", "none", "--rounds", "1", "--out", str(out)]
     command = [sys.executable, str(ROOT / "tools" / "tune.py"), *fixed, *more]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)

@@ -103,7 +103,7 @@ def test_a_journal_says_on_which_device_and_reads_lines_that_do_not(tmp_path):
 def start(out: Path, *more: str, **environment: str) -> subprocess.Popen:
     shapes = out.parent / "shapes.yaml"
     shapes.write_text(SHAPES)
-    what = ["--ops", "relu,softmax", "--shapes", str(shapes), "--dtypes", "bf16", "--jobs", "1", "--from", "none", "--out", str(out), "--budget", "900s"]
+    what = ["--ops", "relu,softmax", "--shapes", str(shapes), "--dtypes", "bf16", "--jobs", "1", "--from", "none", "--out", str(out), "--budget", "900s", "--rounds", "1"]
     command = [sys.executable, str(ROOT / "tools" / "tune.py"), "--dry-run", *what, *more]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
