@@ -17,7 +17,7 @@ TAKEN = frozenset(
         "first_id", "round_id", "first_round", "last_round", "last_place", "place_of_program", "blocks_in_group", "blocks_left",
         "tma_add", "tma_add_of_builder", "_core", "async_copy", "copy_to_shared", "in_words",
         "range", "min", "max", "isinstance", "float", "int", "pid", "tile_id", "sizes", "dtype", "INDEX", "PRECISION", "EXACT", "ON_GPU", "EXP_DEGREE", "STAGES",
-        "whole", "first_tile", "second_tile", "launch", "index_type", "whole_numbers", "dot_precision", "exact_products", "programs", "whole_waves", "waves_before_parts", "tiles_before", "tail_block",
+        "whole", "first_tile", "second_tile", "launch", "index_type", "whole_numbers", "integer_operands", "dot_precision", "exact_products", "programs", "whole_waves", "waves_before_parts", "tiles_before", "tail_block",
         "nvidia_only", "cluster", "unrolled", "tensor_map", "swizzled_map", "TensorDescriptor", "SwizzledDescriptor",
         "described", "operand_dtype", "piece", "language_type", "in_any_order", "has_float8", "float8_units", "float8_bits", "float8_pointer", "float8_type", "FLOAT8", "scalar_dtype",
         *(f"{word}_{name}" for name in FLOAT8 for word in ("from", "code_of", "round_to")),
