@@ -222,3 +222,8 @@ def columns_written_in_turn(x, v):
     y[1:, 1:] = y[:-1, :-1].clone()
     y[-1] = 7.0
     return y
+
+
+@case(((3, 6),), ((4, 5),))
+def covariances(x):
+    return x.cov(), torch.cov(x[0], correction=0), torch.corrcoef(x), x.nanmean(1)

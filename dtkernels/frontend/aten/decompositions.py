@@ -124,6 +124,23 @@ def gaussian_nll_loss(input: torch.Tensor, target: torch.Tensor, var: Any, full:
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
+def cov(input: torch.Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> torch.Tensor:
+    """Return the covariances without torch's test of the divisor, which is a tensor there."""
+    if fweights is not None or aweights is not None:
+        raise UnsupportedOperation("torch.cov with weights", allowed="torch.cov(x, correction=1)")
+    x = input if input.dim() > 1 else input.unsqueeze(0)
+    x = x - x.mean(1, keepdim=True)
+    return (x @ x.mT / max(x.shape[1] - correction, 0)).squeeze()
+
+
+def corrcoef(input: torch.Tensor) -> torch.Tensor:
+    c = cov(input)
+    if c.dim() == 0:
+        return c / c
+    deviation = c.diagonal().sqrt()
+    return (c / deviation.unsqueeze(1) / deviation).clamp(-1, 1)
+
+
 def embedding_bag(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -158,4 +175,5 @@ def embedding_bag(
 
 
 #: Python functions of torch that decide by data, with the same without that decision, and those whose operations lose what DT needs
-FUNCTIONS: dict[Any, Callable[..., Any]] = {F.gaussian_nll_loss: gaussian_nll_loss, F.embedding_bag: embedding_bag}
+FUNCTIONS: dict[Any, Callable[..., Any]] = {F.gaussian_nll_loss: gaussian_nll_loss, F.embedding_bag: embedding_bag, torch.cov: cov, torch.corrcoef: corrcoef}
+FUNCTIONS |= {torch.Tensor.cov: cov, torch.Tensor.corrcoef: corrcoef}

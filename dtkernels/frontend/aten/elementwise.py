@@ -550,6 +550,9 @@ def to(b: Builder, x: Any, *given: Any, **named: Any) -> Value:
     return converted(b, b.value(x), b.dtype)
 
 
+TABLE["convert_element_type"] = to  # of torch.prims, in torch's decompositions of 16-bit values
+
+
 @op("clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy", "lift", "resolve_conj", "resolve_neg", group=CASTS)
 def clone(b: Builder, x: Any, *given: Any, **named: Any) -> Value:
     return b.value(x)
