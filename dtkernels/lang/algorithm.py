@@ -217,6 +217,8 @@ class Algorithm:
 
     def integer_scalars(self) -> frozenset[str]:
         """Return the scalars used in an index or in arithmetic of integers alone, and those that one was made of before a schedule changed the program."""
+        if not self.scalars:
+            return frozenset()
         operated = (n for d in self.definitions for n in d.expr.walk() if _takes_integers(n) or isinstance(n, Binary) and n.op == "%")
         inside = frozenset(n.name for operator in operated for n in _leaves(operator) if isinstance(n, Scalar))
         inside |= self.whole_inputs & frozenset(self.scalars)
