@@ -195,3 +195,35 @@ def rotary_from_positions(x):
     cos, sin = torch.cat((angles, angles), -1).cos().to(x.dtype), torch.cat((angles, angles), -1).sin().to(x.dtype)
     a, b = x.chunk(2, -1)
     return x * cos + torch.cat((-b, a), -1) * sin
+
+
+@case(((3, 6),), ((2, 7),))
+def settings(x):
+    return F.softplus(x, beta=2, threshold=0.5), F.softplus(x, threshold=1), torch.logit(x.sigmoid(), eps=0.3), x.clamp(0.2, -0.1), x.clamp(x.abs() - 1, x.mean())
+
+
+@case(((1, 4), ("mask", 1, 1)), ((1, 3), ("mask", 1, 1)))
+def masks_of_one_element(x, mask):
+    return torch.where(mask, x, 0), x.masked_fill(~mask, 2.0), x * mask, (mask & True) | (x > 0)
+
+
+@case(((9, 4), ("index", 9, 3, 5), (3, 5)), ((7, 3), ("index", 7, 2, 4), (2, 4)))
+def bags(w, i, scale):
+    padded = F.embedding_bag(i, w, padding_idx=-1), F.embedding_bag(i, w, mode="max", padding_idx=1)
+    return F.embedding_bag(i, w), F.embedding_bag(i, w, mode="sum", per_sample_weights=scale), *padded
+
+
+@case(((3, 9), (3,)), ((4, 10), (4,)), interpreted=True)
+def columns_written_in_turn(x, v):
+    y = x.clone()
+    for t in range(1, 9):  # each reads what the one before it wrote
+        y[:, t] += y[:, t - 1].clone() * v
+    y[:, ::2] *= 2
+    y[1:, 1:] = y[:-1, :-1].clone()
+    y[-1] = 7.0
+    return y
+
+
+@case(((3, 6),), ((4, 5),))
+def covariances(x):
+    return x.cov(), torch.cov(x[0], correction=0), torch.corrcoef(x), x.nanmean(1)

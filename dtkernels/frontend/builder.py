@@ -93,7 +93,10 @@ class Builder:
         for n in source.shape:
             dims.append(() if n == 1 else (Index(next(axes)),))
         indices = tuple(label(i) for dim in dims for i in dim)
-        return Value(tuple(dims), ex.Access(known.name, indices) if indices else ex.Scalar(known.name), source.dtype)
+        expr: ex.Expr = ex.Access(known.name, indices) if indices else ex.Scalar(known.name)
+        if not indices and source.dtype == torch.bool:  # a scalar of a program is a number
+            expr = ex.Binary("!=", expr, ex.Const(0))
+        return Value(tuple(dims), expr, source.dtype)
 
     def seed(self) -> ex.Expr:
         """Return the seed of this call's random numbers, a scalar of the program."""

@@ -61,7 +61,7 @@ class Tensor:
         if self.base is None:
             if isinstance(self.value, Source):
                 raise UnsupportedOperation("changing an argument in place", allowed="a new tensor, x = x + 1")
-            self.value = value
+            self.value = builder.define(value) if len(value.expr._nodes) > MOST and value.dtype.is_floating_point else value  # what is written again is read again
             self.version += 1
             return
         if self.write_back is None:
@@ -269,6 +269,9 @@ class Interpreter:
         b = self.builder
         if not flat(base.dims[dim]):
             return replace(new, dtype=base.dtype)
+        whole = step == 1 and b.sizes.of(start) == 0 and flat(new.dims[dim]) and b.sizes.of(size) == b.extent(base.dims[dim])
+        if whole and b.passes_gradient(new.expr) >= b.passes_gradient(base.expr):
+            return replace(new, dtype=base.dtype)
         here, first, last = b.flat_index(base.dims[dim]), b.number(start), b.number(b.sizes.of(start + (size - 1) * step))
         back = ex.Binary("-", here, first)
         place = back if step == 1 else ex.Binary("/", back, ex.Const(step))
@@ -318,6 +321,8 @@ class Interpreter:
             raise UnsupportedOperation("changing an argument in place", allowed="a new tensor, x = x + 1")
         made = translated(name, b, *self.values(args), **self.values(kwargs))
         before = b.value(target.read())
+        if made == before and self.recording:  # y[:, 0] += 1 copies the view onto itself after the sum
+            return target
         if not self.recording and b.passes_gradient(before.expr):
             b.forbid_gradient(f"{name}_ inside torch.no_grad", "the tensor has a gradient")
         made = self.recorded(converted(b, made, before.dtype))
@@ -329,10 +334,11 @@ class Interpreter:
 
 def translated(name: str, b: Builder, *args: Any, **kwargs: Any) -> Any:
     """Run an entry of the table; refuse arguments that it does not take."""
+    signature = inspect.signature(TABLE[name])
     try:
-        inspect.signature(TABLE[name]).bind(b, *args, **kwargs)
+        signature.bind(b, *args, **kwargs)
     except TypeError as error:
-        raise UnsupportedOperation(f"aten.{name} with these arguments", why=str(error)) from None
+        raise UnsupportedOperation(f"aten.{name} with these arguments", why=str(error), allowed=", ".join(list(signature.parameters)[1:])) from None
     return TABLE[name](b, *args, **kwargs)
 
 

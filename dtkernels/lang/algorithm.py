@@ -52,6 +52,8 @@ class Definition:
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(self.labels)}] = {self.expr};"
 
+IN_INDEX = "as it stands in an index"  #: why an input must hold integers
+
 
 @dataclass(frozen=True)
 class Algorithm:
@@ -152,6 +154,14 @@ class Algorithm:
         operated = (n for d in self.definitions for n in d.expr.walk() if _takes_integers(n))
         return frozenset(found | {t for n in operated for t in _operands(n)})
 
+    def reason_for_integers(self, name: str) -> str:
+        """Return why the input ``name`` must hold integers, for an error message."""
+        inside = {inner.tensor for outer in self._accesses() for i in outer.index for inner in accesses(i)}
+        use = next((n for d in self.definitions for n in d.expr.walk() if _is_of_integers(n) and name in _operands(n)), None)
+        if name in inside or use is None:
+            return IN_INDEX
+        return f"as {use.op} is of integers in {use}; of floats, pow(a, b) is a power and a - b * floor(a / b) a remainder"  # type: ignore[attr-defined]
+
     @cached_property
     def integer_funcs(self) -> dict[str, str]:
         """Return the Funcs that hold integers or truth values, with their torch dtype.
@@ -207,6 +217,8 @@ class Algorithm:
 
     def integer_scalars(self) -> frozenset[str]:
         """Return the scalars used in an index or in arithmetic of integers alone, and those that one was made of before a schedule changed the program."""
+        if not self.scalars:
+            return frozenset()
         operated = (n for d in self.definitions for n in d.expr.walk() if _takes_integers(n) or isinstance(n, Binary) and n.op == "%")
         inside = frozenset(n.name for operator in operated for n in _leaves(operator) if isinstance(n, Scalar))
         inside |= self.whole_inputs & frozenset(self.scalars)
@@ -331,8 +343,9 @@ class Algorithm:
 
 
 def _is_of_integers(node: Expr) -> bool:
-    """Return whether ``node`` is an operator that integers alone have."""
-    return isinstance(node, Binary) and node.op in INTEGER_OPERATORS or isinstance(node, Unary) and node.op == "~"
+    """Return whether ``node`` is an operator that integers alone have: ``%`` too, where an element is among what it is of."""
+    remainder = isinstance(node, Binary) and node.op == "%" and any(isinstance(n, Access) for n in _leaves(node))
+    return remainder or isinstance(node, Binary) and node.op in INTEGER_OPERATORS or isinstance(node, Unary) and node.op == "~"
 
 
 def _takes_integers(node: Expr) -> bool:

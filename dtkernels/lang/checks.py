@@ -93,7 +93,8 @@ def _check_accesses(algorithm: Algorithm, definition: Definition) -> None:
                 "undeclared tensor", found=repr(access.tensor), allowed=", ".join(algorithm.inputs + algorithm.funcs), at=access.pos
             )
         if len(access.index) != rank:
-            raise DTError("rank mismatch", found=f"{access.tensor} with {len(access.index)} indices", allowed=f"{rank}", at=access.pos)
+            size = f"; len(k) of a label k for the size of a dimension, Extent k = {access};" if access.tensor in algorithm.inputs and isinstance(access.index[0], ex.Const) else ""
+            raise DTError("rank mismatch", found=f"{access.tensor} with {len(access.index)} indices", allowed=f"{rank}{size}", at=access.pos)
         for index in access.index:
             _check_index(algorithm, index, access)
 
@@ -145,7 +146,8 @@ def _check_labels(algorithm: Algorithm, definition: Definition) -> None:
     _check_reductions(algorithm, definition.expr, frozenset())
     for node in definition.expr.walk():
         if isinstance(node, (ex.Len, ex.Scan)) and node.label not in algorithm.labels:
-            raise DTError("undeclared label", found=repr(node.label), allowed=", ".join(algorithm.labels), at=node.pos)
+            size = f"; len(k) with Extent k = {node.label}[0]; for the size of a dimension" if node.label in algorithm.inputs else ""
+            raise DTError("undeclared label", found=repr(node.label), allowed=", ".join(algorithm.labels) + size, at=node.pos)
         if isinstance(node, ex.Reshape):
             own, shape = ex.free_labels(node.arg), {n.name if isinstance(n, ex.Label) else n for n in node.shape} - {ex.Const(1)}
             if own != shape:

@@ -44,12 +44,32 @@ topk top_k: rtopk(e, k, j) and rargtopk(e, k, j), Extent j = 8; for the eight la
 kthvalue: rtopk(e, k, 7) for the eighth largest
 argmin: rargmin(e, k)
 matmul mm bmm dot einsum: {PRODUCT}
-softmax: e[x, y] = exp(A[x, y]); s[x] = rsum(e[x, y], y); and e[x, y] / s[x]
+softmax rsoftmax: e[x, y] = exp(A[x, y]); s[x] = rsum(e[x, y], y); and e[x, y] / s[x]
 log_softmax: A[x, y] - log(s[x]) with s[x] = rsum(exp(A[x, y]), y)
 logsumexp: log(rsum(exp(e), k))
-var: m[x] = rmean(A[x, y], y); and rmean((A[x, y] - m[x]) * (A[x, y] - m[x]), y)
-std: sqrt of rmean((A[x, y] - m[x]) * (A[x, y] - m[x]), y) with m[x] = rmean(A[x, y], y)
-norm: sqrt(rsum(a * a, k))
+var rvar: m[x] = rmean(A[x, y], y); and rmean((A[x, y] - m[x]) * (A[x, y] - m[x]), y)
+std rstd: sqrt of rmean((A[x, y] - m[x]) * (A[x, y] - m[x]), y) with m[x] = rmean(A[x, y], y)
+norm rnorm: sqrt(rsum(a * a, k))
+median rmedian quantile: rtopk(e, k, j) of a fixed rank j
+sort argsort rsort rargsort: rtopk(e, k, j) and rargtopk(e, k, j) for up to 32 ranks
+cumsum: rscan(sum, e, t)
+cumprod: rscan(prod, e, t)
+cummax: rscan(max, e, t)
+cummin: rscan(min, e, t)
+scan: rscan(sum, e, t), rrecur(a, b, t) for a linear recurrence
+cat concat concatenate hstack vstack: where(y < n, A[x, y + 0], B[x, y - n]) with n = len(k) of a Var k; Extent k = A[1]; Extent y = A[1] + B[1];
+stack: where(p == 0, A[x], B[x]) with Extent p = 2;
+pad: where(y >= 1 and y <= len(k), A[y - 1], 0) with a Var k; Extent k = A[0]; Extent y = A[0] + 2;
+roll: A[(y - 1) % len(y)] with Extent y = A[0];
+flip: A[len(y) - 1 - y] with Extent y = A[0];
+tril: where(y <= x, A[x, y], 0)
+triu: where(y >= x, A[x, y], 0)
+one_hot onehot: where(t[x] == c, 1, 0) with Extent c = 8;
+gather take embedding index_select: A[x, t[x]]
+scatter scatter_add index_add: rsum(where(t[x] == i, A[x], 0), x) with an Extent of i
+lerp: a + w * (b - a)
+leaky_relu: where(a > 0, a, 0.01 * a)
+elu: where(a > 0, a, expm1(minimum(a, 0)))
 relu: maximum(a, 0)
 silu swish: a * sigmoid(a)
 gelu: 0.5 * a * (1 + erf(a * 0.7071067811865476))
@@ -88,7 +108,8 @@ logical_or: a or b
 logical_not: not a
 """
 #: bare names elsewhere -> their DT equivalent
-_NAMES = {"True": "true", "False": "false", "None": "where(c, a, b) with a Param c for what may be absent", "Inf": "inf", "infinity": "inf", "pi": "3.141592653589793"}
+_NAMES = {"True": "true", "False": "false", "None": "where(c, a, b) with a Param c for what may be absent", "Inf": "inf", "infinity": "inf", "pi": "3.141592653589793",
+          "nan": "isnan(a) to compare with it, inf - inf for its value"}
 
 
 def symbol_hint(text: str) -> str:

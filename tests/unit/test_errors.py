@@ -60,6 +60,8 @@ NAMES = {
     "Func f; In A; SIn num_warps; Var x;\nf[x] = A[x] * num_warps;": "t.dt:1:19: a name that the emitted file uses itself: found 'num_warps'; allowed: another name",
     "Func f; In __debug__; Var x;\nf[x] = __debug__[x];": "t.dt:1:12: a name that the emitted file uses itself: found '__debug__'; allowed: another name",
     ONE + "f[x] = A;": "t.dt:2:8: a tensor is indexed: found 'A'; allowed: A[...]",
+    ONE + "f[x] = concat(A[x], A[x]);": "t.dt:2:8: unknown function: found 'concat'; allowed: where(y < n, A[x, y + 0], B[x, y - n]) with n = len(k) of a Var k; Extent k = A[1]; Extent y = A[1] + B[1];",
+    ONE + "f[x] = A[x] == nan;": "t.dt:2:16: undeclared name: found 'nan'; allowed: isnan(a) to compare with it, inf - inf for its value",
     ONE + "f[x] = cot(A[x]);": f"t.dt:2:8: unknown function: found 'cot'; allowed: {FUNCTIONS}",
     ONE + "f[x] = cast(A[x], int4);": "t.dt:2:19: unknown dtype: found 'int4'; allowed: fp32, fp16, bf16, e4m3, e5m2, int8, uint8, int16, int32, int64, bool",
 }
@@ -76,6 +78,8 @@ NUMBERS = {
 }
 
 SHAPES = {
+    TWO + "f[x, y] = A[x, y] / A[1];": "t.dt:2:21: rank mismatch: found A with 1 indices; allowed: 2; len(k) of a label k for the size of a dimension, Extent k = A[1];",
+    TWO + "f[x, y] = A[x, y] / len(A);": "t.dt:2:21: undeclared label: found 'A'; allowed: x, y; len(k) with Extent k = A[0]; for the size of a dimension",
     TWO + "f[x, y] = A[x, y] + A[x];": "t.dt:2:21: rank mismatch: found A with 1 indices; allowed: 2",
     "Func g, f; In A; Var x, y;\ng[x, y] = A[x, y];\nf[x, y] = g[x];": "t.dt:3:11: rank mismatch: found g with 1 indices; allowed: 2",
     "Func f; In A; Var x; RVar k;\nf[x] = rsum(rsum(A[x, k], k), k);": "t.dt:2:13: a label is reduced once: found k reduced twice",
@@ -85,7 +89,7 @@ SHAPES = {
     ONE + "f[x] = A[x] + A[1.5 * x];": "t.dt:2:17: " + INDEX.format("1.5"),
     "Func g, f; In A; Var x;\ng[x] = 2 * A[x];\nf[x] = A[x] + A[g[x]];": "t.dt:3:17: " + INDEX.format("g[x]"),
     ONE + "f[x] = A[x] + A[A[1.5]];": "t.dt:2:19: " + INDEX.format("1.5"),
-    ONE + "f[x] = A[x] % 2;": "t.dt:2:13: % is of whole numbers: found A[x] % 2; allowed: labels, integers, SIn, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
+    ONE + "f[x] = exp(A[x]) % 2;": "t.dt:2:18: % is of whole numbers: found exp(A[x]) % 2; allowed: labels, integers, SIn, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
     ONE + "f[x] = A[x] + (x / 2) % 2;": "t.dt:2:23: % is of whole numbers: found x / 2 % 2; allowed: labels, integers, SIn, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
     TWO + "f[x, y] = A[x, y] + reshape(A[x, 0], 1, y);": "t.dt:2:21: reshape names the labels of its value, and 1: found reshape(A[x, 0], 1, y); allowed: reshape(A[x, 0], x, 1)",
     ONE + "f[x] = reshape(A[x], x, 7);": "t.dt:2:8: reshape names the labels of its value, and 1: found reshape(A[x], x, 7); allowed: reshape(A[x], x, 1)",
@@ -217,7 +221,6 @@ HINTS = {
     "where(A[x] => 0, 1, 2)": ">=", "where(A[x] =< 0, 1, 2)": "<=", "where(A[x] <> 0, 1, 2)": "!=", "where(x is 0, 1, 2)": "==",
     "A(x)": "A[...]", "A[x][x]": "all indices in one pair of brackets: A[x, y]", "where(True, 1, A[x])": "true", "Relu(A[x])": "maximum(a, 0)",
     "torch.exp(A[x])": "no methods or modules: exp(e) of a value, A[y, x] for a transpose, len(x) for a size", "rsum(A[x], dim=1)": "labels by name: rsum(e, k)",
-    "A[x] % 2": "labels, integers, SIn, parameters, len(), integer inputs and + - * // % of them; a - b * floor(a / b) of other numbers",
 }  # fmt: skip
 #: the same for statements
 STATEMENT_HINTS = {

@@ -213,6 +213,15 @@ def _read_func(name: str, labels: list, reduced: list, reads: list, products: li
 
 
 def _func(name: str, labels: tuple[str, ...], expr: ex.Expr) -> FuncOutline:
+    """Return the outline of a definition, kept with the expression: programs of a search differ in few of their Funcs."""
+    known = vars(expr).get("_outline")
+    if known is None:
+        known = vars(expr)["_outline"] = _outline(expr)
+    return known._replace(name=name, labels=labels)
+
+
+def _outline(expr: ex.Expr) -> FuncOutline:
+    """Return the outline of a Func without name and labels."""
     from ...lang import expr as ex
 
     reduced: dict[str, None] = {}
@@ -245,7 +254,7 @@ def _func(name: str, labels: tuple[str, ...], expr: ex.Expr) -> FuncOutline:
                 bounded |= sides[0] ^ sides[1] if all(sides) else set()
                 low, high = (node.left, node.right) if node.op in ("<", "<=") else (node.right, node.left)
                 bounded |= {f"{low.name}<={high.name}"} if isinstance(low, ex.Label) and isinstance(high, ex.Label) else set()
-    return FuncOutline(name, labels, tuple(reduced), tuple(reads), tuple(products), heavy, light, tuple(sorted(bounded)))
+    return FuncOutline("", (), tuple(reduced), tuple(reads), tuple(products), heavy, light, tuple(sorted(bounded)))
 
 
 def _product(dot: ex.Dot) -> Product:

@@ -51,6 +51,12 @@ def whole_numbers(func, **tensors):
             raise TypeError(f"{func}: {name} is {tensor.dtype}; allowed: int32, int64, int8 or uint8, as it stands in an index")
 
 
+def integer_operands(func, name, tensor, reason):
+    """Refuse a tensor that arithmetic of integers is of and that holds none."""
+    if tensor.dtype not in (torch.uint8, torch.int8, torch.int32, torch.int64):
+        raise TypeError(f"{func}: {name} is {tensor.dtype}; allowed: int32, int64, int8 or uint8, {reason}")
+
+
 def dot_precision():
     """float32 products follow torch's TF32 setting."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

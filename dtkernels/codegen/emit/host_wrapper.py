@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...algebra.operand_types import CAST, OperandType
 from ...lang import expr as ex
-from ...lang.algorithm import Algorithm
+from ...lang.algorithm import IN_INDEX, Algorithm
 from ...lang.errors import DTError
 from ...lang.extents.formulas import inputs_of, source_of
 from ...lang.extents.sources import source_text
@@ -187,6 +187,9 @@ class Wrapper:
             tensors.append(f"({t!r}, {self._checked(t)}, ({', '.join(labels)}{',' if len(labels) == 1 else ''}))")
         lines = [f"    sizes = extents({name!r}, [{', '.join(tensors)}])"]
         integers = [t for t in self.reads if t in self.algorithm.integer_inputs()]
+        reasons = {t: self.algorithm.reason_for_integers(t) for t in integers}
+        lines += [f"    integer_operands({name!r}, {t!r}, {t}, {why!r})" for t, why in reasons.items() if why != IN_INDEX]
+        integers = [t for t in integers if reasons[t] == IN_INDEX]
         lines += [f"    whole_numbers({name!r}, {', '.join(f'{t}={t}' for t in integers)})"] if integers else []
         lines += self._extent_checks(name)
         for label in self._labels():

@@ -124,5 +124,56 @@ def gaussian_nll_loss(input: torch.Tensor, target: torch.Tensor, var: Any, full:
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
-#: Python functions of torch that decide by data, with the same without that decision
-FUNCTIONS: dict[Any, Callable[..., Any]] = {F.gaussian_nll_loss: gaussian_nll_loss}
+def cov(input: torch.Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> torch.Tensor:
+    """Return the covariances without torch's test of the divisor, which is a tensor there."""
+    if fweights is not None or aweights is not None:
+        raise UnsupportedOperation("torch.cov with weights", allowed="torch.cov(x, correction=1)")
+    x = input if input.dim() > 1 else input.unsqueeze(0)
+    x = x - x.mean(1, keepdim=True)
+    return (x @ x.mT / max(x.shape[1] - correction, 0)).squeeze()
+
+
+def corrcoef(input: torch.Tensor) -> torch.Tensor:
+    c = cov(input)
+    if c.dim() == 0:
+        return c / c
+    deviation = c.diagonal().sqrt()
+    return (c / deviation.unsqueeze(1) / deviation).clamp(-1, 1)
+
+
+def embedding_bag(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    offsets: Any = None,
+    max_norm: Any = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> torch.Tensor:
+    """Reduce the rows that each row of indices names: torch's operation has lost where the rows of indices end."""
+    if input.dim() != 2 or offsets is not None:
+        raise UnsupportedOperation("embedding_bag with offsets", why="the lengths of bags depend on data", allowed="indices of two dimensions, a row for each bag")
+    if max_norm is not None or scale_grad_by_freq:
+        raise UnsupportedOperation("embedding_bag with max_norm or scale_grad_by_freq", allowed="mode, per_sample_weights, padding_idx")
+    rows, kept = F.embedding(input, weight), None
+    if per_sample_weights is not None:
+        if mode != "sum":
+            raise UnsupportedOperation(f"embedding_bag with per_sample_weights and mode {mode!r}", allowed="mode 'sum', as in torch")
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if padding_idx is not None:
+        kept = (input != padding_idx % weight.shape[0]).unsqueeze(-1)
+        rows = torch.where(kept, rows, -math.inf if mode == "max" else 0.0)
+    if mode == "max":
+        largest = rows.max(1).values
+        return largest if kept is None else torch.where(kept.any(1), largest, 0.0)
+    count = max(input.shape[1], 1) if kept is None else kept.sum(1).clamp(min=1)
+    return rows.sum(1) / count if mode == "mean" else rows.sum(1)
+
+
+#: Python functions of torch that decide by data, with the same without that decision, and those whose operations lose what DT needs
+FUNCTIONS: dict[Any, Callable[..., Any]] = {F.gaussian_nll_loss: gaussian_nll_loss, F.embedding_bag: embedding_bag, torch.cov: cov, torch.corrcoef: corrcoef}
+FUNCTIONS |= {torch.Tensor.cov: cov, torch.Tensor.corrcoef: corrcoef}

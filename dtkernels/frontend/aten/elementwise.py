@@ -58,10 +58,10 @@ def relu(a: Expr) -> Expr:
 
 
 def clipped(a: Expr, low: Expr | None, high: Expr | None) -> Expr:
-    """Keep a NaN, and the gradient at the bounds, as torch does."""
-    if high is not None:
-        a = call("where", ex.Binary(">", a, high), high, a)
-    return a if low is None else call("where", ex.Binary("<", a, low), low, a)
+    """Keep a NaN, and the gradient at the bounds, as torch does; ``high`` where the bounds cross."""
+    if low is not None:
+        a = call("where", ex.Binary("<", a, low), low, a)
+    return a if high is None else call("where", ex.Binary(">", a, high), high, a)
 
 
 def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
@@ -266,7 +266,6 @@ UNARY: dict[str, Callable[[Expr], Expr]] = {
     "sinc": lambda a: choose(compare("==", a, ZERO), ONE, over(call("sin", times(number(math.pi), a)), times(number(math.pi), choose(compare("==", a, ZERO), ONE, a)))),
     "sinh": lambda a: times(minus(call("exp", a), call("exp", negative(a))), number(0.5)),
     "cosh": lambda a: times(plus(call("exp", a), call("exp", negative(a))), number(0.5)),
-    "logit": lambda a: call("log", over(a, minus(ONE, a))),
     "deg2rad": lambda a: times(a, number(math.pi / 180)),
     "rad2deg": lambda a: times(a, number(180 / math.pi)),
 }
@@ -409,9 +408,18 @@ TABLE["celu"] = lambda b, x, alpha=1.0: elu(b, x, alpha, 1.0, 1.0 / alpha)
 @op("softplus", group=ACTIVATIONS)
 def softplus(b: Builder, x: Any, beta: float = 1, threshold: float = 20) -> Value:
     def made(a: Expr) -> Expr:
-        if beta == 1:
-            return softplus_of(a)
-        return times(softplus_of(times(a, number(beta))), number(1 / beta))
+        scaled = a if beta == 1 else times(a, number(beta))
+        found = softplus_of(scaled) if beta == 1 else times(softplus_of(scaled), number(1 / beta))
+        return found if threshold >= 20 else choose(compare(">", scaled, number(threshold)), a, found)  # beyond 20 float32 has no digit for the difference
+
+    return b.elementwise(made, x)
+
+
+@op("logit", group=FUNCTIONS)
+def logit(b: Builder, x: Any, eps: float | None = None) -> Value:
+    def made(a: Expr) -> Expr:
+        kept = a if eps is None else clipped(a, number(eps), number(1 - eps))
+        return call("log", over(kept, minus(ONE, kept)))
 
     return b.elementwise(made, x)
 
@@ -540,6 +548,9 @@ def converted(b: Builder, x: Value, dtype: torch.dtype) -> Value:
 @op("to", "_to_copy", "type_as", "float", "half", "bfloat16", "bool", "int", "long", "double", group=CASTS)
 def to(b: Builder, x: Any, *given: Any, **named: Any) -> Value:
     return converted(b, b.value(x), b.dtype)
+
+
+TABLE["convert_element_type"] = to  # of torch.prims, in torch's decompositions of 16-bit values
 
 
 @op("clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy", "lift", "resolve_conj", "resolve_neg", group=CASTS)

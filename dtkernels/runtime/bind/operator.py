@@ -327,7 +327,7 @@ class Operator:
             if t.device != tensors[first].device:
                 raise ValueError(f"{self.name}: {public} is on {t.device}, {self.interface.name(first)} is on {tensors[first].device}; allowed: one device")
             if name in self.manifest.integers and t.dtype not in INTEGER_DTYPES:
-                raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: int32, int64, int8 or uint8, as it stands in an index")
+                raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: int32, int64, int8 or uint8, {self.spec.algorithm.reason_for_integers(name)}")
             if not (t.is_floating_point() or t.dtype in (torch.bool, *INTEGER_DTYPES)):
                 raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: floating point, bool, {', '.join(str(d).removeprefix('torch.') for d in INTEGER_DTYPES)}")
         for name, t in tensors.items():

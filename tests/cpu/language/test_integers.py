@@ -233,3 +233,19 @@ def test_remainders_of_a_scalar():
         assert torch.equal(program(torch.zeros(5), number), torch.tensor([0.0, 1.0, 2.0, 0.0, 1.0]))
     with pytest.raises(TypeError, match="^f: s is 2.5; allowed: an integer"):
         program(torch.zeros(5), 2.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_a_remainder_of_an_input_is_an_exact_integer_and_may_be_an_index(dtype):
+    t, w = torch.tensor([7, -3, 1000003, 50, -11], dtype=dtype), numbers(7, 3)
+    text = "Func h, f; In t, W; Var x, y, r; Extent r = W[0]; h[x] = (t[x] * 2654435761 + 7) % len(r); f[x, y] = W[h[x], y]; h.compile(); f.compile();"
+    made = dtkernels.compile(text + "h.tensorize(x:0); f.tensorize(y:0);")
+    places, rows, want = made.h(t=t, W=w), made.f(t=t, W=w), (t.long() * 2654435761 + 7) % 7
+    assert places.dtype == torch.int64 and torch.equal(places, want) and torch.equal(rows, w[want])
+
+
+@pytest.mark.parametrize("operator", ["%", "^"])
+def test_floats_beside_an_operator_on_integers_are_refused_with_what_to_write(operator):
+    allowed = f"allowed: int32, int64, int8 or uint8, as {operator} is of integers in A[x] {operator} 2; of floats, pow(a, b) is a power"
+    with pytest.raises(TypeError, match="^f: A is torch.float32; " + allowed.translate({ord(c): "\\" + c for c in "^[]()"})):
+        dtkernels.compile(f"Func f; In A; Var x; f[x] = A[x] {operator} 2;")(A=numbers(3))

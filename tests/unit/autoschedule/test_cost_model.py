@@ -237,3 +237,11 @@ def test_programs_that_stay_store_rows_that_start_anywhere_for_longer():
     stay, plain = (f"f.block(x:64, y:256); f.tensorize(x:64, y:256, k:16); {more} f.num_warps(4); f.num_stages(2);" for more in ("f.persistent();", ""))
     assert us(stay, 7514, 13245, 16) > us(plain, 7514, 13245, 16)
     assert us(stay, 7514, 13245, 16) > 1.2 * us(stay, 7514, 13248, 16)
+
+
+def test_the_outline_of_an_expression_is_made_once(monkeypatch):
+    """Programs of a search differ in few of their Funcs; a row that is sorted twice has 69."""
+    algorithm = parse("Func f, g; In A; Var x; RVar y; f[x] = rsum(exp(A[x, y]), y); g[x] = log(f[x]);").algorithm
+    first = Outline.of(algorithm)
+    monkeypatch.setattr("dtkernels.autoschedule.cost.outline._outline", None)
+    assert Outline.of(replace(algorithm)) == first and [f.name for f in first.funcs] == ["f", "g"]
