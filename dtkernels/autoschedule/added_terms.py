@@ -8,7 +8,7 @@ After, a kernel over the terms, which adds each to its row by atomic additions, 
 
     d_A_terms[b, k] = d_f[b, k];        d_A_sum[t[b], k] += d_A_terms[b, k];        d_A[v, k] = d_A_sum[v, k];
 
-Only where the order of additions is free, and where data is known to hold integers.
+Only where the order of additions is free. Data that may hold other numbers than integers are compared with the places that they are as such.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ ADDED = 0.5  #: the part of the usual way's predicted time below which terms are
 def added_terms(shape: SchedulingProblem) -> dict[str, str]:
     """Return the Funcs of terms by the names that they have in a schedule, with the Func that adds each.
 
-    Those whose indices are integers, and whose terms vary as elements of one tensor do: products of two tensors' rows, as in the gradients of weights
-    of experts, are sums for the matrix units.
+    Those whose terms vary as elements of one tensor do, but for the labels that are summed over: products of two tensors' rows, as in the gradients of
+    weights of experts, are sums for the matrix units.
     """
     algorithm, found = shape.algorithm, dict[str, str]()
     known = algorithm.indices | algorithm.integer_tensors() | algorithm.integer_scalars()
     for name, terms in picked_term_names(algorithm).items():
-        of_one = any(ex.free_labels(terms.value) <= ex.free_labels(a) for a in ex.accesses(terms.value))
-        if of_one and all(_is_integer(data, known) for _, data in terms.places):
+        own = ex.free_labels(terms.value) - {*terms.node.labels}
+        of_one = not own or any(own <= ex.free_labels(a) for a in ex.accesses(terms.value))
+        if of_one and terms.adding not in found.values() and all(_is_integer(data, known) for _, data in terms.places):
             found[name] = terms.adding
     return found
 
@@ -49,6 +50,8 @@ def _is_integer(data: ex.Expr, known: frozenset[str]) -> bool:
             return name in known
         case ex.Binary("+" | "-" | "*" | "//" | "%" | "&" | ">>", a, b):
             return _is_integer(a, known) and _is_integer(b, known)
+        case ex.Cast(_, dtype):
+            return dtype in ex.INTEGERS and dtype != "bool"
         case ex.Const(value):
             return isinstance(value, int)
     return isinstance(data, (ex.Label, ex.Len))
