@@ -415,7 +415,7 @@ class _Reverse:
         """Return a sum of products as a matrix product, if each side has a label that the other lacks."""
         pairs = [pair for pair in _digit_pairs(ex.Binary("*", a, b)) if not ex.free_labels(pair[0]) & set(labels)]
         digits: dict[ex.Expr, ex.Expr] = {i: ex.Label(str(i)) for pair in pairs for i in pair}  # rows and columns by themselves
-        left, right = labels_without_data(replaced(a, digits)), labels_without_data(replaced(b, digits))
+        left, right = (labels_without_data(side) | ex.free_labels(side) & set(labels) for side in (replaced(a, digits), replaced(b, digits)))
         inner = tuple(label for label in labels if label in left and label in right)
         if inner and left - right and right - left and not (set(labels) - set(inner)):
             return ex.Dot(a, b, labels)
