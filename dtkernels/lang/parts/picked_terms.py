@@ -52,11 +52,11 @@ class PickedTerms:
         tests = joined("and", (Binary("==", data, place) for (_, data), (_, place) in zip(self.places, as_integers)))
         return replace(self, places=as_integers, value=Call("where", (tests, self.value, Const(0))))
 
-    def read(self, name: str) -> Reduce:
-        """Return the sum over the named terms."""
+    def read(self, name: str, labels: tuple[str, ...] = (), summed: tuple[str, ...] = ()) -> Reduce:
+        """Return the sum over the named terms, which may have other ``labels``, ``summed`` of them."""
         tests = joined("and", (Binary("==", data, Label(label)) for label, data in self.places))
-        terms = Call("where", (tests, Access(name, tuple(map(Label, self.labels))), Const(0)))
-        return Reduce("sum", terms, self.node.labels)
+        terms = Call("where", (tests, Access(name, tuple(map(Label, labels or self.labels))), Const(0)))
+        return Reduce("sum", terms, summed or self.node.labels)
 
 
 def picked_term_names(algorithm: Algorithm) -> dict[str, PickedTerms]:
@@ -70,7 +70,7 @@ def picked_term_names(algorithm: Algorithm) -> dict[str, PickedTerms]:
         for i, node in enumerate(sums, 1):
             number = "" if i == 1 else str(i)
             name, adding = f"{d.name}_terms{number}", d.name if len(sums) == 1 else f"{d.name}_picked{number}"
-            if not {name, adding} - {d.name} & {*algorithm.names} and (terms := _picked(algorithm, d, node, adding)) is not None:
+            if not {name, adding} - {d.name} & {*algorithm.names} and (terms := picked_terms_of(algorithm, d, node, adding)) is not None:
                 found[name] = terms
                 if (checked := f"{d.name}_{WHOLE}terms{number}") not in algorithm.names:
                     found[checked] = terms.of_whole_numbers()
@@ -109,7 +109,7 @@ def _outer_sums(e: Expr) -> Iterator[Expr]:
         yield from _outer_sums(child)
 
 
-def _picked(algorithm: Algorithm, d: Definition, node: Expr, adding: str) -> PickedTerms | None:
+def picked_terms_of(algorithm: Algorithm, d: Definition, node: Expr, adding: str) -> PickedTerms | None:
     """Return the terms of a sum of a definition, if data picks them."""
     inner = sum(isinstance(n, NESTED) for n in node.walk())
     if inner > 1 or not isinstance(node, (Reduce, Dot)) or isinstance(node, Reduce) and node.kind != "sum":
@@ -168,4 +168,4 @@ def _is_bound(algorithm: Algorithm, d: Definition, node: Reduce | Dot, test: Exp
     return False
 
 
-__all__ = ["WHOLE", "PickedTerms", "picked_term_names", "with_picked_terms"]
+__all__ = ["WHOLE", "PickedTerms", "picked_term_names", "picked_terms_of", "with_picked_terms"]

@@ -63,6 +63,26 @@ def test_numbers_that_are_no_places_are_left_out(how):
     assert got[:, 0].tolist() == [2, 0, 0, 4]
 
 
+JOINED = {
+    "alone": ("{}", lambda first, second, A: first - second), "in arithmetic": ("A[v, k] * 2 - ({})", lambda first, second, A: 2 * A - (first - second)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["", ", named"])
+@pytest.mark.parametrize("cut", ["f_sums:2, b:4, k:8", "f_sums:1, b:8, k:32"])
+@pytest.mark.parametrize("name", JOINED)
+def test_several_sums_are_added_to_one(name, cut, how):
+    around, reference = JOINED[name]
+    text = "Func f; In X, w, s, t, A; Var v, k; RVar b; f[v, k] = " + around.format("rsum(where(s[b] == v, X[b, k] * w[b], 0), b) - rsum(where(t[b] + 1 == v, X[b, k], 0), b)") + ";"
+    text += " Extent v = A[0];" if "A[" not in around else ""
+    added = "f" if around == "{}" else "f_joined"
+    x, w, a, s, t = torch.randn(37, 19), torch.randn(37), torch.randn(11, 19), torch.randint(-2, 13, (37,)), torch.randint(-2, 13, (37,))
+    got = dtkernels.compile(f"{text} f_joined_terms.block({cut}); f_joined_terms.tensorize({cut}); {added}.accumulate_at(f_joined_terms, k{how}); f.block(v:4); f.tensorize(v:4, k:0); f.compile();")(X=x, w=w, s=s, t=t, A=a)
+    hot = [(i == torch.arange(11)[:, None]).double() for i in (s, t + 1)]
+    truth = reference(hot[0] @ (x * w[:, None]).double(), hot[1] @ x.double(), a.double())
+    torch.testing.assert_close(got.double(), truth, rtol=1e-5, atol=1e-5)
+
+
 SEGMENTS = {
     "means": ("f[s, d] = w[s] * rsum(where(g[n] == s, X[n, d], 0), n) / maximum(rsum(where(g[n] == s, 1, 0), n), 1);", lambda X, g, w, hot: w[:, None] * (hot @ X) / hot.sum(1).clamp(min=1)[:, None]),
     "of a condition": ("f[s, d] = w[s] + rsum(where(g[n] == s, where(X[n, d] > 0, X[n, d], 0), 0), n);", lambda X, g, w, hot: w[:, None] + hot @ X.clamp(min=0)),

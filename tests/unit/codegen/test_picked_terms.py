@@ -7,13 +7,15 @@ import pytest
 
 from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.cost.outline import Known
-from dtkernels.autoschedule.cost.predicted_time import predicted_time
+from dtkernels.autoschedule.cost.kernel_plan import plans
+from dtkernels.autoschedule.cost.predicted_time import _work, predicted_time
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
 from dtkernels.lang.algorithm import with_operands
 from dtkernels.lang.errors import DTError
+from dtkernels.lang.parts.joined_terms import joined_term_names
 from dtkernels.lang.parts.picked_terms import picked_term_names
 from dtkernels.lang.schedule import Program
 from dtkernels.runtime.select.shape_buckets import ScheduleCache
@@ -76,6 +78,36 @@ def test_each_of_several_sums_has_a_func():
     algorithm = with_operands(parse(text).algorithm, ["f_terms", "f_terms2"])
     assert [d.name for d in algorithm.definitions] == ["f_terms", "f_picked", "f_terms2", "f_picked2", "f"]
     assert str(algorithm["f"]) == "f[v, k] = f_picked[v, k] + f_picked2[v, k];"
+
+
+SUMS = "Func f; In X, w, s, t, A; Var v, k; RVar b; Extent v = A[0]; f[v, k] = {};"
+FIRST, SECOND = "rsum(where(s[b] == v, X[b, k] * w[b], 0), b)", "rsum(where(t[b] == v, X[b, k], 0), b)"
+
+
+@pytest.mark.parametrize("expression, added, rest", [
+    (f"{FIRST} - {SECOND}", "f", ""), (f"A[v, k] * ({FIRST} - {SECOND})", "f_joined", "A[v, k] * f_joined[v, k]"),
+])  # fmt: skip
+def test_several_sums_are_one_with_joined_terms(expression, added, rest):
+    algorithm = with_operands(parse(SUMS.format(expression)).algorithm, ["f_joined_terms"])
+    assert [str(d) for d in algorithm.definitions] == [
+        "f_joined_terms[f_sums, b, k] = where(f_sums == 0, X[b, k] * w[b], -X[b, k]);",
+        f"{added}[v, k] = rsum(where(where(f_sums == 0, s[b], t[b]) == v, f_joined_terms[f_sums, b, k], 0), b, f_sums);",
+        *([f"f[v, k] = {rest};"] if rest else []),
+    ]  # fmt: skip
+    assert algorithm.constant_extent("f_sums") == 2
+
+
+@pytest.mark.parametrize("expression", [FIRST, f"{FIRST} * {SECOND}", f"{FIRST} + A[v, k]", f"{FIRST} + rsum(where(t[b] == k, X[b, v], 0), b)"])
+def test_other_sums_have_no_joined_terms(expression):
+    assert not joined_term_names(parse(SUMS.format(expression) if "t[" in expression else SUMS.format(expression).replace("t, ", "")).algorithm)
+
+
+def test_sums_are_joined_by_default():
+    """The gradient of an image that is sampled between four elements took 1.8 ms, predicted, 175 us by four sums in memory, 50 by one."""
+    algorithm = replace(prepared(SUMS.format(f"{FIRST} - {SECOND}")), indices=frozenset("st"))
+    schedule = default_schedule(algorithm, ("f",), dict(v=20000, k=64, b=200000), 2, target("h200"))
+    assert schedule.unordered_sums() == ("f",) and "f_joined_terms" in str(schedule), str(schedule)
+    assert [k.name for k in lower(Program(algorithm, schedule))] == ["f_sum_zero", "f_joined_terms", "f"]
 
 
 @pytest.mark.parametrize("in_order, indices, adds", [(False, {"t"}, "f_terms"), (True, {"t"}, ""), (False, set(), "f_whole_terms"), (True, set(), "")])
@@ -146,3 +178,12 @@ def test_terms_of_few_rows_take_turns():
     text = "f.accumulate_at(f_terms, k); f_terms.block(b:4, k:512); f_terms.tensorize(b:4, k:512); f.compile();"
     times = [predicted_time(text, Known.of(algorithm, ("f",)), dict(v=v, b=16384, k=768), 2, target("h200")) for v in (2, 16384)]
     assert times[0] > 100 and times[0] > 1.3 * times[1], times
+
+
+def test_bins_of_a_histogram_are_added_to_sector_by_sector():
+    """Beside rows of columns, which are added to side by side, each addition moves a sector."""
+    text = "Func f; In A; Var x, k; RVar y; Extent k = 64; f[x, k] = rsum(where(floor(A[x, y]) == k, 1, 0), y);"
+    schedule = "f_whole_terms.block(x:1, y:512); f_whole_terms.tensorize(x:1, y:512); f.accumulate_at(f_whole_terms, y); f.compile();"
+    known = Known.of(with_operands(prepared(text), ["f_whole_terms"]), ("f",))
+    work = [w for p in plans(schedule, known) if (w := _work(p, (("x", 4096), ("y", 4096), ("k", 64)), 2, target("h200"))).added]
+    assert [w.added for w in work] == [32.0 * 512]
