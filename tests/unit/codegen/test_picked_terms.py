@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from dtkernels.algebra.pipeline import prepare_algorithm
-from dtkernels.autoschedule.cost.outline import Known
 from dtkernels.autoschedule.cost.kernel_plan import plans
+from dtkernels.autoschedule.cost.outline import Known
 from dtkernels.autoschedule.cost.predicted_time import _work, predicted_time
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.pipeline import lower
