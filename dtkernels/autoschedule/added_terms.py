@@ -8,17 +8,19 @@ After, a kernel over the terms, which adds each to its row by atomic additions, 
 
     d_A_terms[b, k] = d_f[b, k];        d_A_sum[t[b], k] += d_A_terms[b, k];        d_A[v, k] = d_A_sum[v, k];
 
-Only where the order of additions is free, and where data is known to hold integers.
+Only where the order of additions is free. Data that may hold other numbers than integers are compared with the places that they are as such.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 from ..lang import expr as ex
 from ..lang.algorithm import with_operands
-from ..lang.parts.picked_terms import picked_term_names
+from ..lang.parts.joined_terms import joined_term_names
+from ..lang.parts.picked_terms import WHOLE, PickedTerms, picked_term_names
 from ..lang.schedule import NAMED, AccumulateAt
 from .accumulated_outputs import accumulated_tiles
 from .memory_limit import share_for_memory
@@ -30,16 +32,31 @@ ADDED = 0.5  #: the part of the usual way's predicted time below which terms are
 def added_terms(shape: SchedulingProblem) -> dict[str, str]:
     """Return the Funcs of terms by the names that they have in a schedule, with the Func that adds each.
 
-    Those whose indices are integers, and whose terms vary as elements of one tensor do: products of two tensors' rows, as in the gradients of weights
-    of experts, are sums for the matrix units.
+    Those whose terms vary as elements of one tensor do, but for the labels that are summed over: products of two tensors' rows, as in the gradients of
+    weights of experts, are sums for the matrix units.
     """
     algorithm, found = shape.algorithm, dict[str, str]()
     known = algorithm.indices | algorithm.integer_tensors() | algorithm.integer_scalars()
-    for name, terms in picked_term_names(algorithm).items():
-        of_one = any(ex.free_labels(terms.value) <= ex.free_labels(a) for a in ex.accesses(terms.value))
-        if of_one and all(_is_integer(data, known) for _, data in terms.places):
+    picked = picked_term_names(algorithm)
+    owners = Counter(terms.owner for name, terms in picked.items() if WHOLE not in name)
+    for name, joined in joined_term_names(algorithm).items():
+        if owners[joined.owner] == len(joined.sums) and all(_varies_as_one(s) and _has_integers(s, known) for s in joined.sums):
+            found[name] = joined.adding
+            picked = {n: terms for n, terms in picked.items() if terms.owner != joined.owner}
+    for name, terms in picked.items():
+        if terms.adding not in found.values() and _varies_as_one(terms) and _has_integers(terms, known):
             found[name] = terms.adding
     return found
+
+
+def _varies_as_one(terms: PickedTerms) -> bool:
+    """Return whether terms vary as elements of one tensor do, but for the labels that are summed over."""
+    own = ex.free_labels(terms.value) - {*terms.node.labels}
+    return not own or any(own <= ex.free_labels(a) for a in ex.accesses(terms.value))
+
+
+def _has_integers(terms: PickedTerms, known: frozenset[str]) -> bool:
+    return all(_is_integer(data, known) for _, data in terms.places)
 
 
 def _is_integer(data: ex.Expr, known: frozenset[str]) -> bool:
@@ -47,8 +64,10 @@ def _is_integer(data: ex.Expr, known: frozenset[str]) -> bool:
     match data:
         case ex.Access(name) | ex.Scalar(name):
             return name in known
-        case ex.Binary("+" | "-" | "*" | "//" | "%" | "&" | ">>", a, b):
+        case ex.Binary("+" | "-" | "*" | "//" | "%" | "&" | "|" | "^" | "<<" | ">>", a, b):
             return _is_integer(a, known) and _is_integer(b, known)
+        case ex.Cast(_, dtype):
+            return dtype in ex.INTEGERS and dtype != "bool"
         case ex.Const(value):
             return isinstance(value, int)
     return isinstance(data, (ex.Label, ex.Len))
@@ -61,6 +80,8 @@ def problem_of_terms(shape: SchedulingProblem, names: dict[str, str]) -> tuple[S
     outputs = (*(o for o in shape.outputs if o not in sums), *(name for name in names if name in whole))
     rest = whole.with_definitions(tuple(d for d in whole.definitions if d.name not in sums))
     rest = replace(rest, inputs=(*rest.inputs, *sums)).limited_to(outputs)
+    counted = {x: n for x, tensor, n in whole.extents if not tensor}
+    shape = replace(shape, sizes=shape.sizes | {x: n for x, n in counted.items() if x not in shape.sizes})
     return replace(shape, algorithm=whole), replace(shape, algorithm=rest, outputs=outputs)
 
 

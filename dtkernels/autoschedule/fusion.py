@@ -66,6 +66,7 @@ SPECIALIZED = 1.05  #: where warp groups are predicted to take less than this pa
 SEVERAL = 1.0  #: the same for kernels of three and four products, whose times the model knows from fewer sizes
 HOST = 1.0  #: microseconds that the host takes for another launch
 MOST_STORED = 4  #: Funcs that other kernels store for one way to fuse, at most
+LITTLE = 1.1  #: times as many bytes that a way may write: 1 MB of correlations beside 32 MB of their operands
 KEPT = 1 << 25  #: bytes of intermediate results that a faster way may write: they stay in the L2
 OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail", "stream")  #: primitives that a form of accesses may refuse
 
@@ -165,8 +166,8 @@ class Fusion:
         return [ways[i] for i in (*ahead, *(i for i in range(len(ways)) if i not in ahead))]
 
     def share(self, way: Way, faster: float, usual: Way) -> float:
-        """Return the part of the time of ``usual`` below which ``way`` is taken: ``faster`` where it keeps no more bytes, or what the L2 holds."""
-        most = max(self.keeps(usual), KEPT)
+        """Return the part of the time of ``usual`` below which ``way`` is taken: ``faster`` where it keeps hardly more bytes, or what the L2 holds."""
+        most = max(int(LITTLE * self.keeps(usual)), KEPT)
         share = faster if (kept := self.keeps(way)) <= most else share_for_memory(self.shape, most, self.keeps(way, long=False), kept)
         return min(share, MUCH_FASTER) if way[0] in self.rescues else share
 

@@ -35,6 +35,7 @@ from .expr import (
 from .extents.formulas import constant_of, expanded
 from .parts.apart_products import apart_product_names, with_apart_product
 from .parts.batched_products import batched_product_names, lies_across, with_batched_product
+from .parts.joined_terms import joined_term_names, with_joined_terms
 from .parts.picked_terms import picked_term_names, with_picked_terms
 from .parts.rounded_copies import rounded_copy_names, with_rounded_copy
 from .parts.shared_sums import shared_sum_names, with_shared_sum
@@ -432,6 +433,10 @@ def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
     for name in (n for n in terms if n in wanted):
         algorithm = with_picked_terms(algorithm, name, terms[name])
     wanted -= {*terms}
+    joined = joined_term_names(algorithm) if wanted else {}
+    for name in (n for n in joined if n in wanted):
+        algorithm = with_joined_terms(algorithm, name, joined[name])
+    wanted -= {*joined}
     copies = rounded_copy_names(algorithm) if wanted else {}
     for name in (n for n in copies if n in wanted):
         algorithm = with_rounded_copy(algorithm, name, copies[name])

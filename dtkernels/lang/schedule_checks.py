@@ -7,6 +7,7 @@ from .algorithm import Algorithm, operand_names, with_operands
 from .errors import DTError
 from .parts.apart_products import apart_product_names
 from .parts.batched_products import batched_product_names
+from .parts.joined_terms import joined_term_names
 from .parts.picked_terms import picked_term_names
 from .parts.rounded_copies import rounded_copy_names
 from .parts.shared_sums import shared_sum_names
@@ -44,7 +45,7 @@ def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
     own, algorithm = algorithm, with_operands(algorithm, schedule.subjects())
     for p in schedule.primitives:
         if p.func not in algorithm:
-            named = (operand_names, rounded_copy_names, apart_product_names, shared_sum_names, picked_term_names, batched_product_names)
+            named = (operand_names, rounded_copy_names, apart_product_names, shared_sum_names, picked_term_names, joined_term_names, batched_product_names)
             allowed = ", ".join((*own.funcs, *(name for names in named for name in names(own))))  # type: ignore[operator]
             raise DTError("a schedule is on a Func of the program", found=repr(p.func), allowed=allowed, at=p.pos)
         if p.name.startswith("compile") and p.func not in own:

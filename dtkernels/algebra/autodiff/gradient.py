@@ -415,7 +415,7 @@ class _Reverse:
         """Return a sum of products as a matrix product, if each side has a label that the other lacks."""
         pairs = [pair for pair in _digit_pairs(ex.Binary("*", a, b)) if not ex.free_labels(pair[0]) & set(labels)]
         digits: dict[ex.Expr, ex.Expr] = {i: ex.Label(str(i)) for pair in pairs for i in pair}  # rows and columns by themselves
-        left, right = labels_without_data(replaced(a, digits)), labels_without_data(replaced(b, digits))
+        left, right = (labels_without_data(side) | ex.free_labels(side) & set(labels) for side in (replaced(a, digits), replaced(b, digits)))
         inner = tuple(label for label in labels if label in left and label in right)
         if inner and left - right and right - left and not (set(labels) - set(inner)):
             return ex.Dot(a, b, labels)
@@ -429,17 +429,22 @@ class _Reverse:
 
         Both factors are masked where that keeps the product one of matrices: no element that is left out is multiplied, not even by 0.
 
-        Over what one factor alone has with the condition, that factor is summed first.
+        Over what the condition lacks, the product is made first, no larger than that of forward: of a table's rows there may be many more than are picked.
 
-        Before: ``rsum(where(t[m] == r, d[m, n] * W[k, n], 0), m, n)``  After: ``rdot(rsum(where(t[m] == r, d[m, n], 0), m), W[k, n], n)``
+        Before: ``rsum(where(t[m] == r, d[m, n] * W[k, n], 0), m, n)``  After: ``rsum(where(t[m] == r, rdot(d[m, n], W[k, n], n), 0), m)``
 
-        Over what the condition lacks, the product is made first where both factors vary with the rest.
+        Where one factor alone has more that is summed over, it is summed first.
 
-        Before: ``rsum(where(t[m] == r, d[m, n] * W[e[m], k, n], 0), m, n)``
-        After:  ``rsum(where(t[m] == r, rdot(d[m, n], W[e[m], k, n], n), 0), m)``
+        Before: ``rsum(where(t[m] == r, d[m, p, n] * W[k, n], 0), m, p, n)``
+        After:  ``rdot(rsum(where(t[m] == r, d[m, p, n], 0), m, p), W[k, n], n)``
         """
         if not (isinstance(a, ex.Access) or isinstance(b, ex.Access)):
             return None
+        inner = tuple(label for label in labels if label not in ex.free_labels(c))
+        product = self._product(a, b, inner) if inner and len(inner) < len(labels) else ZERO
+        if isinstance(product, ex.Dot):
+            name = next(side.tensor for side in (a, b) if isinstance(side, ex.Access))
+            return self._picked_sum(c, self._named(f"{name}_dot", product, c), tuple(label for label in labels if label not in inner))
         for one, other in ((a, b), (b, a)):
             alone = tuple(label for label in labels if label not in ex.free_labels(other))
             rest = tuple(label for label in labels if label not in alone)
@@ -456,12 +461,7 @@ class _Reverse:
                 sides = (masked, other) if one is a else (other, masked)
                 picked_first = tuple(sorted(rest, key=lambda label: label not in ex.free_labels(c)))  # what the mask bounds is the outer loop
                 return ex.Dot(*sides, picked_first)
-        inner = tuple(label for label in labels if label not in ex.free_labels(c))
-        product = self._product(a, b, inner) if inner and len(inner) < len(labels) else ZERO
-        if not isinstance(product, ex.Dot):
-            return None
-        name = next(side.tensor for side in (a, b) if isinstance(side, ex.Access))
-        return self._picked_sum(c, self._named(f"{name}_dot", product, c), tuple(label for label in labels if label not in inner))
+        return None
 
     def _named(self, wish: str, e: ex.Expr, c: ex.Expr) -> ex.Access:
         """Return an element of a new Func that is ``e``; its rows are those that ``c`` picks."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...codegen.held_terms import FLOAT8_DEPTH, HELD_BY_WARP, MOST_IMPRECISE
 from ...codegen.powers_of_two import UNITS, binary_parts, last_power_of_two, next_power_of_two, two_tiles
-from .memory_sum_work import cleared_bytes, meeting_terms, revisited_labels
+from .memory_sum_work import added_bytes, cleared_bytes, meeting_terms
 from .outline import SECTOR, VECTOR, FuncOutline, Product, Read
 from .window_work import WindowCount, places_of_windows
 from .work import Stores, Work
@@ -229,8 +229,7 @@ class KernelCount:
                 amount *= max(1.0, SECTOR / max(1.0, each * self.elements(self.loaded, last)))
             written += amount
             if func.name in plan.added:
-                again = self.elements(self.extent, func.reduced) if func.picked_labels() else self.times(revisited_labels(self.plan, func), ())
-                added, cleared = added + 4.0 * self.elements(self.extent, func.labels) * again, cleared + cleared_bytes(self, func)
+                added, cleared = added + added_bytes(self, func), cleared + cleared_bytes(self, func)
                 continue
             parted = func.name in plan.config.parted or any(x in plan.split for x in func.reduced)
             memory += 0.0 if parted else amount * programs

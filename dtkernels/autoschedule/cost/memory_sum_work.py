@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from .kernel_config import NAMED, ORDERED
+from .outline import SECTOR
 
 if TYPE_CHECKING:
     from .kernel_plan import KernelPlan
@@ -17,6 +18,14 @@ def revisited_labels(plan: KernelPlan, func: FuncOutline) -> tuple[str, ...]:
     """Return the labels whose loops, inside a block, come back to the same elements of a sum in memory."""
     within = [x for x in func.reduced if x in plan.blocks or x in plan.root.reduced]
     return tuple([x for x in within if any(y in plan.root.reduced for y in func.labels)])
+
+
+def added_bytes(count: KernelCount, func: FuncOutline) -> float:
+    """Return the bytes that a program adds to a sum: whole sectors where data names the place along the last label, as the bins of a histogram."""
+    picked = func.picked_labels()
+    again = count.elements(count.extent, func.reduced) if picked else count.times(revisited_labels(count.plan, func), ())
+    each = float(SECTOR) if func.labels and func.labels[-1] in picked else 4.0
+    return each * count.elements(count.extent, func.labels) * again
 
 
 def meeting_terms(count: KernelCount) -> float:

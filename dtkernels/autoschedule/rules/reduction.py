@@ -33,6 +33,9 @@ COLUMN_EACH = 1024  #: elements of a warp where columns are held: 64 of 128 in 1
 PLACES = 512  #: of a block of windows
 SHALLOW = 16  #: elements of a window whose extent a kernel has as a constant, though inputs tell it
 UNROLLED = 8  #: places of a window that a loop takes at once, at most
+#: elements of narrow rows that a program writes: nine columns made of three took 724 us in blocks of 1024 rows by 16 columns, whose threads hold a value of each row for each element (1048576
+#: rows in 16 bits, an H200), and spilled 7.7 KB; in blocks of 64 rows they take 26 registers
+WRITTEN = 1024
 L1_EACH = 64  #: bytes of the first cache for each thread that a multiprocessor holds
 NARROWEST, PADDED = 64, 1.13  #: blocks along rows that no block fills, and how much longer than the rows they are together
 RUN = 256  #: bytes of rows side by side that columns are held of: at 64 channels of float32, runs of 64 bytes took 1.2 times as long
@@ -73,12 +76,11 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
         tile[r] = 0 if whole else max(1, min(next_power_of_two(shape.sizes[r]), step // min(width, step)))
         width *= next_power_of_two(shape.sizes[r]) if whole else tile[r]
     room = max(1, _elements(shape, reduced, width, bool(set(reduced) & set(labels)), {*reduced} == {*loops}, _waits_for_numbers(shape, labels, read)) // width, _least_run(shape, columns, reduced))
-    block: dict[str, int] = {}
+    block = _sharing_sums(shape, members, [x for x in labels if x not in tile])
+    if wider := math.prod(block.values()) > width:  # written than summed
+        room = min(room, max(1, WRITTEN // math.prod(block.values())))
     for label in _contiguous_first(labels, read):
-        if label in tile:
-            continue
-        if shape.is_short(label) and any(label not in shape.algorithm[m].labels for m in members if reduction_labels(shape.algorithm, m)):
-            block[label] = next_power_of_two(shape.sizes[label])  # else each block of them would make the sums anew
+        if label in tile or label in block:
             continue
         block[label] = min((_columns if passing else next_power_of_two)(shape.sizes[label]), room) if reduced else _filled_block(shape.sizes[label], room)
         room //= block[label]
@@ -94,10 +96,16 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     prefetches = bool(more or again) and len(again) != 1
     more["evictions"] = tuple((t, "reread") for t in again if not loose) or (() if again else read_once(shape, root, members, read))
     more |= {"constants": taps, "unrolled": tuple((r, min(UNROLLED, shape.sizes[r])) for r in loops if len(taps) == 1)}
-    held = max(1, width // COLUMN_EACH) if columns and width <= LONG_STEP else _warps(width, bool(reduced), not labels, prefetches, min(32, 1024 // shape.target.warp_size))
+    held = max(1, width // COLUMN_EACH) if columns and width <= LONG_STEP else _warps(width, bool(reduced) and not wider, not labels, prefetches, min(32, 1024 // shape.target.warp_size))
     warps = _window_warps(shape, root, read, width) if loops and {*reduced} == {*loops} else 4 if passing else loose if loose and width == LOOSE_STEP else held
     more["order"] = () if passing else broadcast_program_order(shape, labels, read, block)
     return shape.config(root, block, tile, warps, 3, share=2 if passing else 8, approximations=approximations(shape, members), **more)
+
+
+def _sharing_sums(shape: SchedulingProblem, members: list[str], labels: list[str]) -> dict[str, int]:
+    """Return a block of all of each short label that a member's sums lack: else each block along it would make the sums anew."""
+    lacked = [x for x in labels if any(x not in shape.algorithm[m].labels for m in members if reduction_labels(shape.algorithm, m))]
+    return {x: next_power_of_two(shape.sizes[x]) for x in lacked if shape.is_short(x)}
 
 
 def _filled_block(size: int, room: int) -> int:
@@ -336,7 +344,7 @@ def _elements(shape: SchedulingProblem, reduced: list[str], width: int, written:
     if windows_alone:
         return PLACES
     if width <= 256:
-        return 1024 if written else 4096
+        return WRITTEN if written else 4096
     return 2048 if width <= 2048 else 4096
 
 

@@ -477,6 +477,8 @@ class _Lowering:
                 return arithmetic(ex.as_value(expr), self.index_of(left, env, scope), self.index_of(right, env, scope))
             case ex.Unary("-", arg):
                 return Op("neg", (self.index_of(arg, env, scope),))
+            case ex.Call("where", (condition, a, b)):
+                return Op("where", (self.tile(condition, env, scope, {}), self.index_of(a, env, scope), self.index_of(b, env, scope)))
         return self.tile(expr, env, scope, {})
 
     def _is_in_range(self, tensor: str, dim: int, index: ex.Expr, at: Tile, env: dict[str, Tile]) -> bool:

@@ -319,7 +319,7 @@ class _Accumulated:
         before, after = ([d for d in rest if (d.name in first) == early] for early in (True, False))
         algorithm = algorithm.with_definitions((*before, added, *after))
         data = [place for _, place in places if any(ex.accesses(place))]
-        named = {n.tensor if isinstance(n, ex.Access) else n.name for place in data for n in place.walk() if isinstance(n, (ex.Access, ex.Scalar))}
+        named = {n.tensor if isinstance(n, ex.Access) else n.name for place in data for n in _of_integers(place)}
         algorithm = replace(algorithm, rvars=(*algorithm.rvars, *numbers), whole_inputs=algorithm.whole_inputs | named)
         record = Accumulation(name, made.name, self.host, places, numbers, self.asked.ordered, plain and not in_place, *self._cut())
         schedule = self._schedule(name, in_place, numbers, dict(places))
@@ -379,6 +379,15 @@ def _distinct(kept: Iterable[Primitive], said: Iterable[Primitive]) -> list[Prim
     """Return the statements of ``kept`` that none of ``said`` repeats."""
     new = {str(q) for q in said}
     return [q for q in kept if str(q) not in new]
+
+
+def _of_integers(place: ex.Expr) -> Iterable[ex.Access | ex.Scalar]:
+    """Yield the elements and scalars that must be integers for a place to be one."""
+    if isinstance(place, (ex.Access, ex.Scalar)):
+        yield place
+    elif not isinstance(place, ex.Cast):
+        for child in place.children():
+            yield from _of_integers(child)
 
 
 def _factors(node: ex.Expr) -> Iterable[ex.Expr]:

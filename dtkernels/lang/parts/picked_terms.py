@@ -10,6 +10,11 @@ After, with ``d_A_terms``, which ``d_A.accumulate_at(d_A_terms, k)`` adds to row
     d_A[v, k] = rsum(where(t[b] == v, d_A_terms[b, k], 0), b);
 
 Of several sums in one definition, as for ``A[s[b], k] * A[t[b], k]``, each becomes a Func, ``d_A_picked`` and ``d_A_picked2`` of ``d_A_terms`` and ``d_A_terms2``.
+
+Data may hold numbers that are no places. ``d_A_whole_terms`` are 0 there, and are added where the data are as integers::
+
+    d_A_whole_terms[b, k] = where(t[b] == cast(t[b], int64), d_f[b, k] * 2, 0);
+    d_A[v, k] = rsum(where(cast(t[b], int64) == v, d_A_whole_terms[b, k], 0), b);
 """
 
 from __future__ import annotations
@@ -18,12 +23,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..expr import Access, Binary, Call, Const, Dot, Expr, Label, Reduce, Reshape, Scan, accesses, free_labels, joined, operands_of
+from ..expr import Access, Binary, Call, Cast, Const, Dot, Expr, Label, Reduce, Reshape, Scan, accesses, free_labels, joined, operands_of
 
 if TYPE_CHECKING:
     from ..algorithm import Algorithm, Definition
 
 NESTED = (Dot, Reduce, Scan, Reshape)  #: what the terms do not contain
+WHOLE = "whole_"  #: in names of terms that are 0 where data are no whole numbers
 
 
 @dataclass(frozen=True)
@@ -40,23 +46,34 @@ class PickedTerms:
     labels: tuple[str, ...]
     value: Expr
 
-    def read(self, name: str) -> Reduce:
-        """Return the sum over the named terms."""
+    def of_whole_numbers(self) -> PickedTerms:
+        """Return the terms that are 0 where data are no whole numbers, at the places that data are as integers."""
+        as_integers = tuple((label, Cast(data, "int64")) for label, data in self.places)
+        tests = joined("and", (Binary("==", data, place) for (_, data), (_, place) in zip(self.places, as_integers)))
+        return replace(self, places=as_integers, value=Call("where", (tests, self.value, Const(0))))
+
+    def read(self, name: str, labels: tuple[str, ...] = (), summed: tuple[str, ...] = ()) -> Reduce:
+        """Return the sum over the named terms, which may have other ``labels``, ``summed`` of them."""
         tests = joined("and", (Binary("==", data, Label(label)) for label, data in self.places))
-        terms = Call("where", (tests, Access(name, tuple(map(Label, self.labels))), Const(0)))
-        return Reduce("sum", terms, self.node.labels)
+        terms = Call("where", (tests, Access(name, tuple(map(Label, labels or self.labels))), Const(0)))
+        return Reduce("sum", terms, summed or self.node.labels)
 
 
 def picked_term_names(algorithm: Algorithm) -> dict[str, PickedTerms]:
-    """Map the names that such terms have in a schedule, ``f_terms`` of a Func ``f`` and ``f_terms2`` of its second sum, to the terms."""
+    """Map the names that such terms have in a schedule, ``f_terms`` of a Func ``f`` and ``f_terms2`` of its second sum, to the terms.
+
+    ``f_whole_terms`` are those of data that may hold other numbers than whole ones.
+    """
     found: dict[str, PickedTerms] = {}
     for d in algorithm.definitions:
         sums = list(dict.fromkeys(_outer_sums(d.expr)))
         for i, node in enumerate(sums, 1):
             number = "" if i == 1 else str(i)
             name, adding = f"{d.name}_terms{number}", d.name if len(sums) == 1 else f"{d.name}_picked{number}"
-            if not {name, adding} - {d.name} & {*algorithm.names} and (terms := _picked(algorithm, d, node, adding)) is not None:
+            if not {name, adding} - {d.name} & {*algorithm.names} and (terms := picked_terms_of(algorithm, d, node, adding)) is not None:
                 found[name] = terms
+                if (checked := f"{d.name}_{WHOLE}terms{number}") not in algorithm.names:
+                    found[checked] = terms.of_whole_numbers()
     return found
 
 
@@ -92,7 +109,7 @@ def _outer_sums(e: Expr) -> Iterator[Expr]:
         yield from _outer_sums(child)
 
 
-def _picked(algorithm: Algorithm, d: Definition, node: Expr, adding: str) -> PickedTerms | None:
+def picked_terms_of(algorithm: Algorithm, d: Definition, node: Expr, adding: str) -> PickedTerms | None:
     """Return the terms of a sum of a definition, if data picks them."""
     inner = sum(isinstance(n, NESTED) for n in node.walk())
     if inner > 1 or not isinstance(node, (Reduce, Dot)) or isinstance(node, Reduce) and node.kind != "sum":
@@ -121,16 +138,15 @@ def _in_memory_order(value: Expr, places: tuple[tuple[str, Expr], ...], labels: 
 
 def _stripped(algorithm: Algorithm, d: Definition, node: Reduce | Dot, e: Expr, tests: list[tuple[str, Expr]]) -> Expr:
     """Return a factor without the tests that pick its terms, which join ``tests``, and without the bounds that follow from them."""
-    match e:
-        case Call("where", (condition, value, Const(0))):
-            rest = []
-            for c in operands_of(condition, "and"):
-                if (place := _place(d, node, c)) is not None:
-                    tests.append(place)
-                elif not _is_bound(algorithm, d, node, c):
-                    rest.append(c)
-            return Call("where", (joined("and", rest), value, Const(0))) if rest else value
-    return e
+    rest: list[Expr] = []
+    while isinstance(e, Call) and e.fn == "where" and e.args[2] == Const(0):
+        condition, e, _ = e.args
+        for c in operands_of(condition, "and"):
+            if (place := _place(d, node, c)) is not None:
+                tests.append(place)
+            elif not _is_bound(algorithm, d, node, c):
+                rest.append(c)
+    return Call("where", (joined("and", rest), e, Const(0))) if rest else e
 
 
 def _place(d: Definition, node: Reduce | Dot, test: Expr) -> tuple[str, Expr] | None:
@@ -152,4 +168,4 @@ def _is_bound(algorithm: Algorithm, d: Definition, node: Reduce | Dot, test: Exp
     return False
 
 
-__all__ = ["PickedTerms", "picked_term_names", "with_picked_terms"]
+__all__ = ["WHOLE", "PickedTerms", "picked_term_names", "picked_terms_of", "with_picked_terms"]

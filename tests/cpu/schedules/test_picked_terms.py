@@ -55,6 +55,67 @@ def test_indices_outside_are_left_out():
     assert got[:, 0].tolist() == [2, 0, 0, 4]
 
 
+@pytest.mark.parametrize("how", ["", ", named"])
+def test_numbers_that_are_no_places_are_left_out(how):
+    x, a = torch.ones(9, 3), torch.empty(4, 1)
+    t = torch.tensor([0.5, 0, 3, -1, 4, float("nan"), float("inf"), 3, -float("inf")])
+    got = dtkernels.compile(ROWS + f"f_whole_terms.block(b:4); f_whole_terms.tensorize(b:4, k:0); f.accumulate_at(f_whole_terms, k{how});")(X=x, t=t, A=a)
+    assert got[:, 0].tolist() == [2, 0, 0, 4]
+
+
+JOINED = {
+    "alone": ("{}", lambda first, second, A: first - second), "in arithmetic": ("A[v, k] * 2 - ({})", lambda first, second, A: 2 * A - (first - second)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["", ", named"])
+@pytest.mark.parametrize("cut", ["f_sums:2, b:4, k:8", "f_sums:1, b:8, k:32"])
+@pytest.mark.parametrize("name", JOINED)
+def test_several_sums_are_added_to_one(name, cut, how):
+    around, reference = JOINED[name]
+    text = "Func f; In X, w, s, t, A; Var v, k; RVar b; f[v, k] = " + around.format("rsum(where(s[b] == v, X[b, k] * w[b], 0), b) - rsum(where(t[b] + 1 == v, X[b, k], 0), b)") + ";"
+    text += " Extent v = A[0];" if "A[" not in around else ""
+    added = "f" if around == "{}" else "f_joined"
+    x, w, a, s, t = torch.randn(37, 19), torch.randn(37), torch.randn(11, 19), torch.randint(-2, 13, (37,)), torch.randint(-2, 13, (37,))
+    got = dtkernels.compile(f"{text} f_joined_terms.block({cut}); f_joined_terms.tensorize({cut}); {added}.accumulate_at(f_joined_terms, k{how}); f.block(v:4); f.tensorize(v:4, k:0); f.compile();")(X=x, w=w, s=s, t=t, A=a)
+    hot = [(i == torch.arange(11)[:, None]).double() for i in (s, t + 1)]
+    truth = reference(hot[0] @ (x * w[:, None]).double(), hot[1] @ x.double(), a.double())
+    torch.testing.assert_close(got.double(), truth, rtol=1e-5, atol=1e-5)
+
+
+SEGMENTS = {
+    "means": ("f[s, d] = w[s] * rsum(where(g[n] == s, X[n, d], 0), n) / maximum(rsum(where(g[n] == s, 1, 0), n), 1);", lambda X, g, w, hot: w[:, None] * (hot @ X) / hot.sum(1).clamp(min=1)[:, None]),
+    "of a condition": ("f[s, d] = w[s] + rsum(where(g[n] == s, where(X[n, d] > 0, X[n, d], 0), 0), n);", lambda X, g, w, hot: w[:, None] + hot @ X.clamp(min=0)),
+    "bins": ("f[s, d] = w[s] + rsum(where(floor(g[n] / 2) == s, X[n, d], 0), n);", lambda X, g, w, hot: w[:, None] + (g // 2 == torch.arange(7)[:, None]).double() @ X),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_sums_of_segments_and_their_gradients(name, dtype, tmp_path):
+    formula, reference = SEGMENTS[name]
+    (tmp_path / "f.yaml").write_text(f"op: f\ndoc: |\n  Segments.\nalgorithm: |\n  Func f; In X, g, w; Var s, d; RVar n; {formula}\n")
+    torch.manual_seed(0)
+    given = {"X": torch.randn(61, 19).requires_grad_(), "g": torch.randint(-1, 8, (61,), dtype=dtype), "w": torch.randn(7).requires_grad_()}
+    wide = {n: t.detach().double().requires_grad_(t.requires_grad) for n, t in given.items()}
+    truth = reference(**wide, hot=(given["g"] == torch.arange(7)[:, None]).double())
+    adjoint = torch.randn_like(truth)
+    grads = dict(zip("Xw", torch.autograd.grad(truth, [wide["X"], wide["w"]], adjoint)))
+    call = Operator(tmp_path / "f.yaml").bind(tuple(given.values()), {})
+    pair = call.variant.pair_for(("X", "w"), call.fitted.tensors)
+    known = {**{n: t.detach() for n, t in given.items()}, **{a: adjoint.float() for a in pair.gradient.adjoints.values()}, "f": truth.detach().float()}
+    expected = {"f": truth} | {pair.gradient.grads[n]: grads[n] for n in "Xw"}
+    for program in (pair.forward, pair.backward):
+        sizes = {x: n * TIMES for x, n in program.signature.extents({n: known[n] for n in program.algorithm.inputs if n in known}).items()}
+        schedule = default_schedule(program.algorithm, program.outputs, sizes, 4, target("h200"))
+        assert schedule.unordered_sums() or program is pair.backward
+        function = getattr(load_module(emit(Program(program.algorithm, schedule), program.outputs[0], target("h200")), program.outputs[0]), program.outputs[0])
+        found = function(**{n: known[n] for n in signature(function).parameters})
+        known |= dict(zip(program.outputs, found if isinstance(found, tuple | list) else [found]))
+        for n in (n for n in program.outputs if n in expected):
+            torch.testing.assert_close(known[n].double(), expected[n], rtol=1e-5, atol=1e-5)
+
+
 GATHERS = {
     "rows": ("f[b, k] = A[t[b], k] * 2;", {"A": (11, 19), "t": (37,)}, lambda A, t: A[t] * 2),
     "two tables": ("f[b, k] = A[s[b], k] * B[t[b], k];", {"A": (9, 5), "B": (7, 5), "s": (23,), "t": (23,)}, lambda A, B, s, t: A[s] * B[t]),

@@ -3,7 +3,7 @@
 import pytest
 
 from dtkernels.algebra.autodiff.gradient import gradient
-from dtkernels.algebra.pipeline import differentiable_form
+from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
 from dtkernels.algebra.rules.func_cse import merge_equal_funcs
 from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
@@ -102,3 +102,20 @@ def test_a_total_of_sums_along_one_label_is_no_row_of_another():
     found = backward("Func t, f; In A, B; Var y; RVar x, z, l; t[z, y, l, x] = B[y] - A[x, l]; f[y] = rsum(rsum(t[z, y, l, x], x) - A[z, l], z, l);", "A")
     for d in found.definitions:
         assert ex.free_labels(d.expr) <= {*d.labels}, d
+
+
+# -- gathered rows --------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_of_a_product_of_gathered_rows_are_products():
+    """A table may have many more rows than are picked: the product comes before the sums of rows. The factor's gradient took 1.3 ms, predicted, for 53 us."""
+    a = backward("Func f; In E, t, W; Var m, n; RVar k; f[m, n] = rdot(E[t[m], k], W[n, k], k);", "E", "W")
+    assert str(a["d_W"].expr) == "rdot(d_f[m, n], E[t[m], k], m)"
+    (made,) = (d for d in a.definitions if any(isinstance(n, ex.Dot) for n in d.expr.walk()) and d.name != "d_W")
+    assert made.labels == ("m", "k") and str(made.expr) == "rdot(d_f[m, n], W[n, k], n)"
+    assert any(str(d.expr) == f"rsum(where(t[m] == E_0, {made.name}[m, k], 0), m)" for d in a.definitions)
+
+
+def test_a_computed_factor_beside_gathered_rows_makes_a_product():
+    a = prepare_algorithm(parse("Func f; In A, E, t; Var x, k; RVar m; f[x, k] = rsum(exp(A[m, x]) * E[t[m], k], m);").algorithm, ("f",))
+    assert str(a["f"].expr) == "rdot(cast(exp(A[m, x]), fp32), cast(E[t[m], k], fp32), m)"

@@ -106,3 +106,10 @@ def test_outputs_that_rows_are_read_for_share_a_kernel(text, x, y):
 def test_what_several_programs_would_write_has_a_kernel_of_its_own(text, sizes, count):
     schedule, found = scheduled(text, **sizes)
     assert len(found) == count and not {"s", "c", "v"} & {*schedule.fused()}, str(schedule)
+
+
+def test_rows_wider_than_what_is_summed_are_written_by_small_blocks():
+    """Nine columns made of three took 724 us in blocks of 1024 x 16, whose threads hold 128 elements and as many values of rows (an H200, torch.compile 104)."""
+    text = "Func n, f; In R; Var b, j; RVar k; Extent j = 9; n[b] = rsqrt(rsum(R[b, k] * R[b, k], k)); f[b, j] = where(j == 0, n[b], where(j == 1, R[b, 0] * n[b], R[b, 1] * n[b] * j));"
+    schedule, _ = scheduled(text, b=1 << 20, j=9, k=3)
+    assert schedule.sizes("f", "block") == {"b": 64, "j": 16} and schedule.number("f", "num_warps") == 4, str(schedule)

@@ -63,12 +63,14 @@ def sums_to_float32_products(algorithm: Algorithm) -> Algorithm:
 
     Before: ``f[i, j] = rsum((X[n, i] - m[i]) * (X[n, j] - m[j]), n);``
     After:  ``f[i, j] = rdot(cast(X[n, i] - m[i], fp32), cast(X[n, j] - m[j], fp32), n);``
+
+    A factor may be picked by data, ``E[t[n], j]``.
     """
     integral = algorithm.integer_inputs()
 
     def change(node: ex.Reduce) -> ex.Expr:
         sides = next(split_into_sides(node), None)
-        if sides is None or any(a.tensor in integral for a in ex.accesses(node.arg)):
+        if sides is None or any(tensor in integral for tensor in _value_tensors(node.arg)):
             return node
         if all(isinstance(s, ex.Access) and s.tensor in algorithm.inputs for s in sides):
             return ex.Dot(*sides, node.labels, pos=node.pos)
@@ -85,6 +87,15 @@ def with_sums(algorithm: Algorithm, change: Callable[[ex.Reduce], ex.Expr]) -> A
         return change(node) if sums else node  # type: ignore[arg-type]
 
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(each)) for d in algorithm.definitions))
+
+
+def _value_tensors(e: ex.Expr) -> Iterator[str]:
+    """Yield the tensors whose elements enter a value, not only an index."""
+    if isinstance(e, ex.Access):
+        yield e.tensor
+    else:
+        for child in e.children():
+            yield from _value_tensors(child)
 
 
 def split_into_sides(node: ex.Reduce) -> Iterator[tuple[ex.Expr, ex.Expr]]:
