@@ -20,8 +20,9 @@ TESTS = Path(__file__).parent
 os.environ["DTKERNELS_USER"] = str(Path(tempfile.gettempdir()) / f"dtkernels-tests-{os.getuid()}")  # no tables of whoever runs the tests
 os.environ["DTKERNELS_TRUST_TABLES"] = "1"  # tests write stores of their own; those of trust unset it
 LONGEST = (
-    "test_property.py", "test_tuning.py", "test_ops_targets.py", "test_show_backward.py", "test_compiled_ops.py", "test_fit_resources.py", "test_fuse.py",
-    "test_cli.py", "test_prebuilt.py", "test_algebra_rules.py", "test_compile_backend.py",
+    "test_untuned_programs.py", "test_fuse.py", "test_tuning.py", "test_tuning_again.py", "test_tuning_workers.py", "test_fit_resources.py", "test_ops_targets.py",
+    "test_sharded_layer.py", "test_graph_calls.py", "test_golden.py", "test_ring_attention.py", "test_symbolic_replay.py", "test_prebuilt.py", "test_cli.py",
+    "test_distributed.py", "test_property.py", "test_compiled_ops.py", "test_algebra_rules.py", "test_compile_backend.py",
 )  # fmt: skip
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
