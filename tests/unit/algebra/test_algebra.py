@@ -36,8 +36,11 @@ from dtkernels.algebra.rules.exponentials.shift_degree import FREE, Degree, degr
 from dtkernels.algebra.rules.exponentials.sum_exp_addends import extract_sum_exp_addends
 from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors, hoist_row_factors
 from dtkernels.algebra.rules.func_cse import share_products
+from dtkernels.algebra.rules.indices.digit_products import separate_digits
+from dtkernels.algebra.rules.indices.divided_indices import divide_indices
 from dtkernels.algebra.rules.indices.inverted_windows import invert_windows
 from dtkernels.algebra.rules.indices.phases import separate_phases
+from dtkernels.algebra.rules.indices.remainder_sums import sum_over_steps
 from dtkernels.algebra.rules.indices.remainders import pick_remainders
 from dtkernels.algebra.rules.indices.results_by_phase import compute_results_by_phase
 from dtkernels.algebra.rules.indices.shared_groups import share_groups
@@ -147,6 +150,9 @@ RULES = {
     "name_slices": (name_slices, lambda a: name_slices(replace(a, formulas=(("g", ex.Binary("*", ex.Const(2), ex.Len("j"))),)))),
     "sum_over_elements": (sum_over_elements, lambda a: sum_over_elements(a)),
     "separate_phases": (separate_phases, lambda a: separate_phases(a)),
+    "sum_over_steps": (sum_over_steps, lambda a: sum_over_steps(a)),
+    "divide_indices": (divide_indices, lambda a: divide_indices(replace(a, extents=(("p", "", 2),)))),
+    "separate_digits": (separate_digits, lambda a: separate_digits(a)),
     "compute_results_by_phase": (compute_results_by_phase, lambda a: compute_results_by_phase(with_phases(a), outputs(a))),
     "hoist_row_factors": (hoist_row_factors, lambda a: hoist_row_factors(a, outputs(a))),
     "nest_contractions": (nest_contractions, lambda a: nest_contractions(a)),

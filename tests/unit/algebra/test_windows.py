@@ -5,6 +5,7 @@ import pytest
 
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
+from dtkernels.algebra.rules.indices.divided_indices import divide_indices
 from dtkernels.lang import parse
 
 
@@ -110,3 +111,48 @@ def test_a_label_with_fewer_values_than_the_step_has_no_element_of_some_rows():
 def test_a_remainder_that_a_label_names_leaves_no_sum():
     found = lowered("Func o, f; In A; Var b, m, u, i; Extent u = 8; Extent i = A[2]; Extent m = 8 * A[2]; o[b, u, i] = A[b, u, i] * A[b, u, i]; f[b, m] = o[b, m % 8, m / 8];", "A")
     assert "rsum" not in found["d_A"] and "8 * i + u" in found["d_A"]
+
+
+SUBPIXEL = "Func u, f; In X, W, z; Var b, c, y, x; RVar i; Extent y = 2 * X[2]; Extent x = 3 * X[3]; u[b, c, y, x] = rdot(X[b, i, y / 2, x / 3], W[c, y % 2, x % 3, i], i) + z[c]; f[b, c, y, x] = u[b, c, y, x] * sigmoid(u[b, c, y, x]);"
+
+
+def test_a_product_of_a_remainder_and_a_quotient_is_one_by_phase():
+    algorithm = prepare_algorithm(parse(SUBPIXEL).algorithm, ("f",))
+    assert str(algorithm["u_phases"]) == "u_phases[y_phase, x_phase, b, c, y_step, x_step] = rdot(X[b, i, y_step, x_step], W[c, y_phase + 0, x_phase + 0, i], i) + z[c];"
+    assert algorithm.funcs == ("u_phases", "f_phases", "f") and str(algorithm["f"]).endswith("f_phases[y % 2, x % 3, b, c, y / 2, x / 3];")
+
+
+def test_its_gradients_are_plain_products_of_one_adjoint_by_phase():
+    found = lowered(SUBPIXEL, "X", "W", "z")
+    assert found["d_X"] == "d_X[b, i, X_2, X_3] = rdot(d_u_phases[y_in, x_in, b, c, X_2, X_3], W[c, y_in + 0, x_in + 0, i], c, y_in, x_in)"
+    assert found["d_W"].endswith("where(W_2 < 3, rdot(d_u_phases[W_1 + 0, W_2 + 0, b, c, y_step, x_step], X[b, i, y_step, x_step], b, y_step, x_step), 0), 0)")
+    assert found["d_z"].startswith("d_z[c] = rsum(d_u_phases[y_phase, x_phase, b, c, ") and "d_u" not in found
+
+
+@pytest.mark.parametrize("operands", [
+    "X[b, i, x / 2], W[c, i, x % 2] * z[x + i]",  # the label itself too
+    "X[b, i, x / 2, x % 2], W[c, i]",  # both digits of one operand
+    "X[b, i, x / 2], W[c, i, x / 2]",
+    "X[b, i, x / 2], W[c, i, x % 3]",
+    "X[b, i, x / 2], W[c, i, (x + 1) % 2]",
+])  # fmt: skip
+def test_other_products_keep_their_labels(operands):
+    text = "Func f; In X, W, z; Var b, c, x; RVar i; Extent x = z[0]; f[b, c, x] = rdot(" + operands + ", i) + z[0];"
+    assert prepare_algorithm(parse(text).algorithm, ("f",)).funcs == ("f",)
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    ("A[(4 * x + p) / 4, (4 * x + p) % 4]", "A[x + 0, p + 0]"),
+    ("A[(4 * x + 2 * q + r) / 4, (4 * x + 2 * q + r) % 4]", "A[x + 0, 2 * q + r]"),
+    ("A[(8 * x + 4 + p) / 4, (8 * x + 6) % 4]", "A[2 * x + 1, 2]"),
+    ("floor((4 * x + p) / 4) + A[0, 0]", "x + A[0, 0]"),
+    ("where(x < 4, A[(4 * y + x) / 4, x], 0)", "where(x < 4, A[y + 0, x], 0)"),
+    ("where(x < 5, A[(4 * y + x) / 4, x], 0)", "where(x < 5, A[(4 * y + x) / 4, x], 0)"),
+    ("A[(4 * x - p) / 4, (4 * x + p + 1) % 4]", "A[(4 * x - p) / 4, (4 * x + p + 1) % 4]"),
+    ("A[(2 * x + p) / 4, x / 4]", "A[(2 * x + p) / 4, x / 4]"),
+    ("(4 * x + p) / 4 + A[0, 0]", "(4 * x + p) / 4 + A[0, 0]"),  # a value, which is not rounded
+])  # fmt: skip
+def test_indices_are_divided_where_what_is_left_is_smaller(before, after):
+    text = "Func f; In A, B; Var x, y, p, q, r; Extent p = 4; Extent q = 2; Extent r = 2; f[x, y, p, q, r] = where(B[x, y] > 0, {}, 0);"
+    algorithm = divide_indices(parse(text.format(before)).algorithm)
+    assert str(algorithm["f"]) == str(parse(text.format(after)).algorithm["f"])
