@@ -450,7 +450,7 @@ class _Reverse:
         Before: ``rsum(where(t[m] == r, d[m, n] * W[e[m], k, n], 0), m, n)``
         After:  ``rsum(where(t[m] == r, rdot(d[m, n], W[e[m], k, n], n), 0), m)``
         """
-        if not (isinstance(a, ex.Access) or isinstance(b, ex.Access)):
+        if not any(isinstance(side, ex.Access) or _is_part_of_row(side) for side in (a, b)):
             return None
         for one, other in ((a, b), (b, a)):
             alone = tuple(label for label in labels if label not in ex.free_labels(other))
@@ -588,6 +588,11 @@ def _digit_pairs(e: ex.Expr) -> list[tuple[ex.Expr, ex.Expr]]:
     nodes = {n for n in e.walk() if isinstance(n, ex.Binary) and n.op in "%/" and isinstance(n.right, ex.Const)}
     pairs = ((n, ex.Binary("/", n.left, n.right)) for n in nodes if n.op == "%")
     return [pair for pair in pairs if pair[1] in nodes]
+
+
+def _is_part_of_row(e: ex.Expr) -> bool:
+    """Return whether ``e`` is an element over a number of its row, which is 1 where the logarithm of a sum of exponentials is saved."""
+    return isinstance(e, ex.Binary) and e.op == "/" and isinstance(e.left, ex.Access) and isinstance(e.right, ex.Access)
 
 
 def _is_remainder(e: ex.Expr) -> bool:

@@ -5,7 +5,9 @@ import pytest
 
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
+from dtkernels.algebra.rules.canonicalize import row_of
 from dtkernels.algebra.rules.indices.divided_indices import divide_indices
+from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
 
 
@@ -156,3 +158,29 @@ def test_indices_are_divided_where_what_is_left_is_smaller(before, after):
     text = "Func f; In A, B; Var x, y, p, q, r; Extent p = 4; Extent q = 2; Extent r = 2; f[x, y, p, q, r] = where(B[x, y] > 0, {}, 0);"
     algorithm = divide_indices(parse(text.format(before)).algorithm)
     assert str(algorithm["f"]) == str(parse(text.format(after)).algorithm["f"])
+
+
+LOCAL = (
+    "Func s, t, f; In Q, K, V; SIn scale; Var b, w, m, n; RVar l, d; Extent l = 2 * Q[2]; s[b, w, m, l] = where(l <= m + len(m), scale * rdot(Q[b, w, m, d], K[b, len(m) * w + l - len(m), d], d), -inf);"
+    " t[b, w, m] = rsum(exp(s[b, w, m, l]), l); f[b, w, m, n] = rdot(exp(s[b, w, m, l]), V[b, len(m) * w + l - len(m), n], l) / t[b, w, m];"
+)
+
+
+def test_exponentials_that_are_read_at_index_arithmetic_are_shifted_by_the_saved_logarithm_too():
+    """Otherwise those of backward are not shifted at all, and overflow. Their sum with values is a product."""
+    found = lowered(LOCAL, "Q", "K", "V", inputs=True)
+    assert "t_log" in found["inputs"] and "t" not in found
+    assert found["d_V"].startswith("d_V[b, V_1, n] = rdot(d_f[b, w, m, n], where(") and "exp(s[b, w, m, V_1 - len(m) * w + len(m)] - " in found["d_V"]
+
+
+@pytest.mark.parametrize(("node", "row"), [
+    ("s[b, w, m, l]", "b, w"), ("s[x, y, m, l]", "x, y"), ("s[b, w, y, x - y]", "b, w"), ("s[b, w, y, x * y + 1]", "b, w"), ("s[b, x, y, x]", "b, x"),
+    ("s[b, w + 1, m, l]", None), ("r[b, w, m, l]", None), ("s[b, w, m, l] + 1", None), ("s[b, w, m]", None),
+])  # fmt: skip
+def test_elements_of_one_row_are_found_at_any_index(node, row):
+    text = "Func f; In r, s; Var b, w, m, l, x, y; f[b, w, m, l, x, y] = r[b, w, m, l] * s[b, w, m, l] + r[b, w, x, y] + ({});"
+    e = parse(text.format(node) if node != "s[b, w, m]" else text.format("r[b, w, m, l]")).algorithm["f"].expr.right
+    pattern = ex.Access("s", tuple(map(ex.Label, "bwml")))
+    e = ex.Access("s", tuple(map(ex.Label, "bwm"))) if node == "s[b, w, m]" else e
+    found = row_of(pattern, e, ("b", "w"))
+    assert (found and ", ".join(map(str, found))) == row
