@@ -31,6 +31,7 @@ from .rules.constant_folding import bind_parameters, drop_unused, fold_constants
 from .rules.data_index.compared_terms import pick_compared_terms
 from .rules.data_index.data_bounds import bound_picked_sums
 from .rules.data_index.grouped_products import group_products
+from .rules.data_index.sums_before_picks import sum_before_picks
 from .rules.erf_to_erfc import erf_to_erfc
 from .rules.exponentials.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from .rules.exponentials.row_values import extract_row_values
@@ -112,6 +113,7 @@ RULES = (
 #: the rules that follow where the algorithm is lowered
 LOWERING_RULES = (
     Rule("pick_compared_terms", lambda a, c: pick_compared_terms(a), "replace a sum over places that data names by the term of that place", unscheduled_only=True),
+    Rule("sum_before_picks", lambda a, c: sum_before_picks(a), "sum what a condition on data does not tell apart before what it picks", unscheduled_only=True),
     Rule("hoist_row_factors", lambda a, c: hoist_row_factors(a, c.outputs), "hoist factors made of sums of rows out of sums of these rows", unscheduled_only=True),
     Rule("group_products", lambda a, c: group_products(a), "rewrite products with slices that data picks as sums over the slices", unscheduled_only=True),
     Rule("bound_picked_sums", lambda a, c: bound_picked_sums(a), "bound sums over the elements that data picks by the first and the last of them", unscheduled_only=True),

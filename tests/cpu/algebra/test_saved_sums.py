@@ -57,7 +57,8 @@ def test_a_product_that_decides_places_is_saved_in_float32(tmp_path):
 
 
 LOCAL = (
-    "Func s, t, f; In Q, K, V; Var b, w, m, n; RVar l, d; Extent l = 2 * Q[2]; s[b, w, m, l] = where(l <= m + len(m) and len(m) * w + l >= len(m), rdot(Q[b, w, m, d], K[b, len(m) * w + l - len(m), d], d), -inf);"
+    "Func s, t, f; In Q, K, V; Var b, w, m, n; RVar l, d; Extent l = 2 * Q[2];"
+    " s[b, w, m, l] = where(l <= m + len(m) and len(m) * w + l >= len(m), rdot(Q[b, w, m, d], K[b, len(m) * w + l - len(m), d], d), -inf);"
     " t[b, w, m] = rsum(exp(s[b, w, m, l]), l); f[b, w, m, n] = rdot(exp(s[b, w, m, l]), V[b, len(m) * w + l - len(m), n], l) / t[b, w, m];"
 )
 

@@ -29,6 +29,7 @@ from dtkernels.algebra.rules.constant_folding import bind_parameters, fold_const
 from dtkernels.algebra.rules.data_index.compared_terms import pick_compared_terms
 from dtkernels.algebra.rules.data_index.data_bounds import bound_picked_sums
 from dtkernels.algebra.rules.data_index.grouped_products import group_products
+from dtkernels.algebra.rules.data_index.sums_before_picks import sum_before_picks
 from dtkernels.algebra.rules.erf_to_erfc import erf_to_erfc
 from dtkernels.algebra.rules.exponentials.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from dtkernels.algebra.rules.exponentials.row_values import extract_row_values
@@ -165,6 +166,7 @@ RULES = {
     "make_picked_elements": (make_picked_elements, lambda a: make_picked_elements(a, outputs(a))),
     "sum_rows_first": (sum_rows_first, lambda a: sum_rows_first(a, outputs(a))),
     "share_groups": (share_groups, lambda a: share_groups(a)),
+    "sum_before_picks": (sum_before_picks, lambda a: sum_before_picks(a)),
     "pick_compared_terms": (pick_compared_terms, lambda a: pick_compared_terms(a)),
     "pick_remainders": (pick_remainders, lambda a: pick_remainders(replace(a, extents=(("p", "", 2),)))),
     "add_batch": (add_batch, lambda a: add_batch(a, frozenset({"A"}), 1)),
