@@ -183,6 +183,7 @@ class _Reverse:
         self.new_labels: list[str] = []
         self.new_extents: list[tuple[str, str, int]] = []
         self.new_formulas: list[tuple[str, ex.Expr]] = []
+        self.steps: dict[tuple[str, int, int], str] = {}
         self.shared: dict[object, str] = {}  #: key of a label -> label made for it
 
     def run(self) -> None:
@@ -284,7 +285,7 @@ class _Reverse:
     def _over_steps(self, adjoint: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
         """Return the sum over ``labels``, over places of one remainder where a condition tells it: as a product that it may then be."""
         known = replace(self.algorithm, extents=(*self.algorithm.extents, *self.new_extents), formulas=(*self.algorithm.formulas, *self.new_formulas))
-        node, outer, told = over_steps(ex.Reduce("sum", adjoint, labels), known, self.taken)
+        node, outer, told = over_steps(ex.Reduce("sum", adjoint, labels), known, self.taken, self.steps)
         self.new_labels += told.rvars[len(known.rvars) :]
         self.new_extents += told.extents[len(known.extents) :]
         self.new_formulas += told.formulas[len(known.formulas) :]

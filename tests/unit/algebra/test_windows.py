@@ -184,3 +184,9 @@ def test_elements_of_one_row_are_found_at_any_index(node, row):
     e = ex.Access("s", tuple(map(ex.Label, "bwm"))) if node == "s[b, w, m]" else e
     found = row_of(pattern, e, ("b", "w"))
     assert (found and ", ".join(map(str, found))) == row
+
+
+def test_sums_of_one_remainder_share_the_label_that_counts_its_places():
+    """Of two products that a gradient adds up: their loops are one then."""
+    found = lowered("Func f; In X, W, V; Var c, x; RVar i; Extent x = 4 * X[0]; f[x, c] = rdot(X[x / 4, i], W[x % 4, i, c], i) * rdot(X[x / 4, i], W[x % 4, i, c] * V[i], i);", "W")
+    assert found["d_W"].count("x_step") >= 4 and "x_step2" not in found["d_W"]

@@ -39,13 +39,13 @@ def sum_over_steps(algorithm: Algorithm) -> Algorithm:
 
     The place stays under a condition where it may be past the extent of ``x`` and no input as a factor is 0 there.
     """
-    taken = set(algorithm.names)
+    taken, steps = set(algorithm.names), dict[tuple[str, int, int], str]()
 
     def change(node: ex.Expr) -> ex.Expr:
         nonlocal algorithm
         if not (isinstance(node, ex.Reduce) and node.kind == "sum"):
             return node
-        node, outer, algorithm = over_steps(node, algorithm, taken)
+        node, outer, algorithm = over_steps(node, algorithm, taken, steps)
         for condition in outer:
             node = ex.Call("where", (condition, node, ZERO))
         return node
@@ -54,13 +54,19 @@ def sum_over_steps(algorithm: Algorithm) -> Algorithm:
     return algorithm.with_definitions(definitions)
 
 
-def over_steps(node: ex.Reduce, algorithm: Algorithm, taken: set[str]) -> tuple[ex.Reduce, list[ex.Expr], Algorithm]:
-    """Return a sum over places of one remainder, the conditions under which it is not 0, and the algorithm with the labels that count these places."""
+def over_steps(node: ex.Reduce, algorithm: Algorithm, taken: set[str], steps: dict[tuple[str, int, int], str]) -> tuple[ex.Reduce, list[ex.Expr], Algorithm]:
+    """Return a sum over places of one remainder, the conditions under which it is not 0, and the algorithm with the labels that count these places.
+
+    ``steps``: those of other sums so far, which count the same.
+    """
     outer: list[ex.Expr] = []
     while found := _remainder(node):
-        step = fresh_name(f"{found.own}_step", taken)
-        algorithm = replace(with_steps(algorithm, step, found.own, found.offset, found.size), rvars=(*algorithm.rvars, step))
-        node = _summed(node, found, step, algorithm, outer)
+        key = (found.own, found.offset, found.size)
+        inside = {x for n in ex.reductions(node) for x in n.labels}
+        if key not in steps or steps[key] in inside | ex.free_labels(node):
+            steps[key] = fresh_name(f"{found.own}_step", taken)
+            algorithm = replace(with_steps(algorithm, steps[key], *key), rvars=(*algorithm.rvars, steps[key]))
+        node = _summed(node, found, steps[key], algorithm, outer)
     return node, outer, algorithm
 
 
