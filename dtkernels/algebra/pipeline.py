@@ -31,6 +31,7 @@ from .rules.constant_folding import bind_parameters, drop_unused, fold_constants
 from .rules.data_index.compared_terms import pick_compared_terms
 from .rules.data_index.data_bounds import bound_picked_sums
 from .rules.data_index.grouped_products import group_products
+from .rules.data_index.sums_before_picks import sum_before_picks
 from .rules.erf_to_erfc import erf_to_erfc
 from .rules.exponentials.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from .rules.exponentials.row_values import extract_row_values
@@ -38,8 +39,11 @@ from .rules.exponentials.shift_degree import Degree, degree
 from .rules.exponentials.sum_exp_addends import extract_sum_exp_addends
 from .rules.factor_hoisting import hoist_invariant_factors, hoist_row_factors
 from .rules.func_cse import share_products
+from .rules.indices.digit_products import separate_digits
+from .rules.indices.divided_indices import divide_indices
 from .rules.indices.inverted_windows import invert_windows
 from .rules.indices.phases import separate_phases
+from .rules.indices.remainder_sums import sum_over_steps
 from .rules.indices.remainders import pick_remainders
 from .rules.indices.results_by_phase import compute_results_by_phase
 from .rules.indices.shared_groups import share_groups
@@ -91,6 +95,8 @@ RULES = (
     Rule("tanh_to_sigmoid", lambda a, c: tanh_to_sigmoid(a), "rewrite 1 + tanh(a) as 2 * sigmoid(2 * a)"),
     Rule("erf_to_erfc", lambda a, c: erf_to_erfc(a), "rewrite 1 + erf(a) as erfc(-a)"),
     Rule("pick_remainders", lambda a, c: pick_remainders(a), "replace labels that a condition on a remainder decides by their values", unscheduled_only=True),
+    Rule("sum_over_steps", lambda a, c: sum_over_steps(a), "sum over the places of one remainder, not over all under a condition", unscheduled_only=True),
+    Rule("divide_indices", lambda a, c: divide_indices(a), "divide indices by numbers of which they are multiples, plus something smaller", unscheduled_only=True),
     Rule("center_moments", lambda a, c: center_moments(a, c.outputs, c.inline), "compute variances and covariances from deviations"),
     Rule("hoist_invariant_factors", lambda a, c: hoist_invariant_factors(a, c.outputs, c.inline), "hoist factors out of sums they do not depend on"),
     Rule("share_groups", lambda a, c: share_groups(a, c.outputs), "reduce once for a group what depends on an index by its group alone", unscheduled_only=True),
@@ -107,6 +113,7 @@ RULES = (
 #: the rules that follow where the algorithm is lowered
 LOWERING_RULES = (
     Rule("pick_compared_terms", lambda a, c: pick_compared_terms(a), "replace a sum over places that data names by the term of that place", unscheduled_only=True),
+    Rule("sum_before_picks", lambda a, c: sum_before_picks(a), "sum what a condition on data does not tell apart before what it picks", unscheduled_only=True),
     Rule("hoist_row_factors", lambda a, c: hoist_row_factors(a, c.outputs), "hoist factors made of sums of rows out of sums of these rows", unscheduled_only=True),
     Rule("group_products", lambda a, c: group_products(a), "rewrite products with slices that data picks as sums over the slices", unscheduled_only=True),
     Rule("bound_picked_sums", lambda a, c: bound_picked_sums(a), "bound sums over the elements that data picks by the first and the last of them", unscheduled_only=True),
@@ -126,6 +133,7 @@ LOWERING_RULES = (
     Rule("invert_windows", lambda a, c: invert_windows(a, c.outputs), "read an element once for all windows that hold it", unscheduled_only=True),
     Rule("sum_over_elements", lambda a, c: sum_over_elements(a), "sum over the elements that a stride reaches, not over all places", unscheduled_only=True),
     Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),
+    Rule("separate_digits", lambda a, c: separate_digits(a), "compute products of a label's remainder and quotient with a label for each", unscheduled_only=True),
     Rule("compute_results_by_phase", lambda a, c: compute_results_by_phase(a, c.outputs), "compute what is made of phases by phase, and put it in order last", unscheduled_only=True),
     Rule("name_slices", lambda a, c: name_slices(a), "give what a Func holds in each of its slices its own Func", unscheduled_only=True),
     Rule("tanh_of_log1p", lambda a, c: tanh_of_log1p(a), "rewrite tanh(log1p(exp(a))) as a quotient"),

@@ -50,7 +50,12 @@ class Interleaving:
 
 def number_of_steps(label: str, offset: int, size: int) -> ex.Expr:
     """Return how many values ``(label + offset) / size`` has, for ``offset`` from 0 to ``size - 1``."""
-    return ex.Binary("+", ex.Binary("/", plus(ex.Len(label), offset - 1), ex.Const(size)), ONE)
+    return number_of(ex.Len(label), offset, size)
+
+
+def number_of(extent: ex.Expr, offset: int, size: int) -> ex.Expr:
+    """Return how many values ``(i + offset) / size`` has for ``i`` below ``extent``."""
+    return ex.Binary("+", ex.Binary("/", plus(extent, offset - 1), ex.Const(size)), ONE)
 
 
 def interleavings(access: ex.Access) -> list[Interleaving]:
@@ -90,18 +95,23 @@ def _has_every_step(algorithm: Algorithm, step: str, pair: Interleaving) -> bool
     asked = algorithm.in_sizes(number_of_steps(pair.label, pair.offset, pair.size))
     if (number := constant_of((asked,))) is not None:
         return number == algorithm.constant_extent(step)
-    wanted = _dividend(asked, pair.size)
-    return wanted is not None and any(_dividend(said, pair.size) == wanted for said in algorithm.extent_formulas(step))
+    said = [_dividend(e, pair.size) for e in (*algorithm.extent_formulas(step), algorithm.in_sizes(ex.Len(step)))]
+    lengths = (*algorithm.extent_formulas(pair.label), algorithm.in_sizes(ex.Len(pair.label)))
+    return any(_dividend(number_of(e, pair.offset, pair.size), pair.size) in said for e in lengths)
 
 
-def _dividend(e: ex.Expr, size: int) -> LinearForm | None:
-    """Return the form of ``a + size * n`` of ``a / size + n``; None of anything else."""
+def _dividend(e: ex.Expr, size: int) -> LinearForm:
+    """Return the form of which ``e`` is the quotient by ``size``: that of ``a + size * n`` for ``a / size + n``. Where all of it but a number is a multiple, so is the number."""
     form = dict(linear_form(e))
     number = form.pop(None, 0)
     match list(form.items()):
         case [(ex.Binary("/", a, ex.Const(n)), 1)] if n == size:
-            return {atom: times for atom, times in sum_of_forms(linear_form(a), {None: number * size}).items() if times}
-    return None
+            found = sum_of_forms(linear_form(a), {None: number * size})
+        case _:
+            found = sum_of_forms({None: number * size}, {atom: times * size for atom, times in form.items()})
+    if not any(times % size for atom, times in found.items() if atom is not None):
+        found[None] = found.get(None, 0) // size * size
+    return {atom: times for atom, times in found.items() if times}
 
 
 def _label_and_offset(index: ex.Expr) -> tuple[str, int] | None:

@@ -19,6 +19,7 @@ from .cost.kernel_config import KernelConfig
 from .fit_resources import can_be_lowered, fit_resources
 from .fusion import fusion, stated
 from .rules.registry import proposals as rule_proposals
+from .stand_ins.blocked_dimensions import with_blocked_dimensions
 from .stand_ins.joined_slices import stored_by_slices
 from .stand_ins.merged_labels import with_merged_labels
 from .stand_ins.rearranged_outputs import RearrangedOutputs
@@ -44,7 +45,8 @@ def default_schedule(
         return slices
     found = _best(algorithm, outputs, sizes, itemsize, target, in_order)
     found = made_where_taken(algorithm, outputs, sizes, itemsize, target, found, lambda a: _best(a, outputs, sizes, itemsize, target, in_order))
-    return with_merged_labels(algorithm, outputs, sizes, itemsize, target, found, lambda a, n: default_schedule(a, outputs, n, itemsize, target, in_order))
+    found = with_merged_labels(algorithm, outputs, sizes, itemsize, target, found, lambda a, n: default_schedule(a, outputs, n, itemsize, target, in_order))
+    return with_blocked_dimensions(algorithm, outputs, sizes, itemsize, target, found, lambda a, types: default_schedule(a, outputs, sizes, types, target, in_order))
 
 
 def _best(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target, in_order: bool) -> Schedule:

@@ -168,7 +168,7 @@ def check_unused_statements(program: Program) -> None:
 
     For schedules that a user wrote. What the default schedule and the tuner make may be without effect at some sizes.
     """
-    check_merged(program.schedule)
+    check_merged(program.schedule, program.algorithm)
     made = prelower(program)
     for root in kernel_roots(made):
         check_unused_in_kernel(made, KernelOptions(made, root))

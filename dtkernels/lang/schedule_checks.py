@@ -77,11 +77,15 @@ def check_effects(schedule: Schedule) -> None:
                                   allowed=", ".join(blocks) or f"{p.func}.block({label}:...)", at=p.pos)  # fmt: skip
 
 
-def check_merged(schedule: Schedule) -> None:
-    """Raise DTError for a tile or block along a label that ``merge`` made a part of another. For schedules that users write."""
+def check_merged(schedule: Schedule, algorithm: Algorithm) -> None:
+    """Raise DTError for a tile or block along a label that ``merge`` made a part of another, and that no other sum goes along. For schedules that users write."""
     for p in (p for p in schedule.primitives if p.name in ("block", "tensorize")):
-        merged = {x: label for label, parts in schedule.merged(p.func).items() for x in parts}
-        if part := next((a.label for a in p.args if isinstance(a, Sized) and a.label in merged), None):
+        runs = schedule.merged(p.func)
+        merged = {x: label for label, parts in runs.items() for x in parts}
+        named = [a.label for a in p.args if isinstance(a, Sized) and a.label in merged]
+        sums = [n.labels for f in (p.func, *schedule.fused()) if named and f in algorithm for n in ex.reductions(algorithm[f].expr)]
+        alone = {x for over in sums for x in over if x in merged and not {*runs[merged[x]]} <= {*over}} if p.name == "tensorize" else set()
+        if part := next((x for x in named if x not in alone), None):
             raise DTError(f"{p.name} names a label that {p.func} has a loop or blocks along", found=f"{part}, which is a part of {merged[part]}",
                           allowed=merged[part], at=p.pos)  # fmt: skip
 

@@ -19,7 +19,7 @@ ROOMS = ["lang", "algebra", "codegen", "autoschedule", "runtime", "frontend", "o
 DATA = ["specs", "schedule_tables"]
 #: folders and modules inside a room, each importing only from itself and those before it
 SUBROOMS = {
-    "dtkernels.algebra": ["smart_constructors", "index_inversion", "operand_types", "rearrangement", "joined_slices", "rules", "top_k", "autodiff", "batch", "pipeline"],
+    "dtkernels.algebra": ["smart_constructors", "index_inversion", "operand_types", "rearrangement", "quotients", "joined_slices", "rules", "top_k", "autodiff", "batch", "pipeline"],
     "dtkernels.codegen": ["powers_of_two", "held_terms", "ir", "target", "prelower", "lower", "transforms", "analysis", "pipeline", "pipeline_text", "emit"],
     "dtkernels.autoschedule": [
         "cost", "problem", "rules", "recomputation", "output_fusion", "summed_products",

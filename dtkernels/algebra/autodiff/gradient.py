@@ -12,6 +12,7 @@ from functools import reduce
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
+from ...lang.extents.formulas import inputs_of
 from ...lang.extents.linear_form import linear_form
 from ..index_inversion import Inverse, around, digits, places_in_order, solve, unknown
 from ..operand_types import CAST, products, typed_as
@@ -20,6 +21,7 @@ from ..rules.center_moments import cancel_deviations
 from ..rules.condition_folding import fold_condition
 from ..rules.data_index.grouped_products import labels_without_data
 from ..rules.func_cse import merge_equal_funcs
+from ..rules.indices.remainder_sums import over_steps
 from ..rules.indices.remainders import without_remainders
 from ..rules.products.operand_cse import merge_equal_operands
 from ..smart_constructors import (
@@ -181,6 +183,7 @@ class _Reverse:
         self.new_labels: list[str] = []
         self.new_extents: list[tuple[str, str, int]] = []
         self.new_formulas: list[tuple[str, ex.Expr]] = []
+        self.steps: dict[tuple[str, int, int], str] = {}
         self.shared: dict[object, str] = {}  #: key of a label -> label made for it
 
     def run(self) -> None:
@@ -276,7 +279,17 @@ class _Reverse:
         left = tuple(label for label in over if label not in solved)
         if any(o not in c.labels and o not in names.values() for o in left):  # remainders, which the conditions of a stride may decide
             adjoint, left = without_remainders(adjoint, left, replace(self.algorithm, extents=self.algorithm.extents + tuple(self.new_extents)))
-        return self._restore(self._restore(self._summed(adjoint, left), inner), names)
+        summed = self._over_steps(adjoint, left) if left else adjoint
+        return self._restore(self._restore(summed, inner), names)
+
+    def _over_steps(self, adjoint: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
+        """Return the sum over ``labels``, over places of one remainder where a condition tells it: as a product that it may then be."""
+        known = replace(self.algorithm, extents=(*self.algorithm.extents, *self.new_extents), formulas=(*self.algorithm.formulas, *self.new_formulas))
+        node, outer, told = over_steps(ex.Reduce("sum", adjoint, labels), known, self.taken, self.steps)
+        self.new_labels += told.rvars[len(known.rvars) :]
+        self.new_extents += told.extents[len(known.extents) :]
+        self.new_formulas += told.formulas[len(known.formulas) :]
+        return reduce(lambda e, condition: where(condition, e, ZERO), outer, self._summed(node.arg, node.labels))
 
     def _vanishing(self, adjoint: ex.Expr, label: str, least: int) -> ex.Expr:
         """Return a product with Funcs for factors that may be no finite numbers past the last element of ``label``: elements of Funcs read 0 there.
@@ -438,7 +451,7 @@ class _Reverse:
         Before: ``rsum(where(t[m] == r, d[m, p, n] * W[k, n], 0), m, p, n)``
         After:  ``rdot(rsum(where(t[m] == r, d[m, p, n], 0), m, p), W[k, n], n)``
         """
-        if not (isinstance(a, ex.Access) or isinstance(b, ex.Access)):
+        if not any(isinstance(side, ex.Access) or _is_part_of_row(side) for side in (a, b)):
             return None
         inner = tuple(label for label in labels if label not in ex.free_labels(c))
         product = self._product(a, b, inner) if inner and len(inner) < len(labels) else ZERO
@@ -496,10 +509,18 @@ class _Reverse:
         whole = replace(a, inputs=a.inputs + adjoints, rvars=a.rvars + tuple(self.new_labels), extents=extents, formulas=formulas, indices=a.integer_inputs() | a.integer_scalars())
         whole = told = whole.with_definitions(definitions)
         if formulas:  # what an adjoint's shape tells needs no formula, and so no input that only the formula reads
-            whole = replace(whole, formulas=tuple(f for f in formulas if whole.extent_source(f[0]) is None))
+            whole = replace(whole, formulas=tuple(f for f in formulas if whole.extent_source(f[0]) is None or _tells_multiple(whole, *f)))
         needed = whole.needed_by(grads + self.outputs)  # outputs stay until it is known which are read
         kept = whole.with_definitions(tuple(d for d in definitions if d.name in needed))
         return replace(kept, formulas=tuple((label, told.extent_formulas(label)[0] if _lacks_extents(kept, formula) else formula) for label, formula in kept.formulas))
+
+
+def _tells_multiple(algorithm: Algorithm, label: str, formula: ex.Expr) -> bool:
+    """Return whether a label is divided by a number that its extent is a multiple of, as a formula of inputs that are read anyway says."""
+    divisors = {n.right.value for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in "/%" and isinstance(n.right, ex.Const) and label in ex.free_labels(n.left)}
+    read = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr)}
+    form = {atom: times for atom, times in linear_form(algorithm.in_sizes(formula)).items() if times}
+    return all(t in read for t, _ in inputs_of(formula)) and any(type(n) is int and n > 1 and not any(times % n for times in form.values()) for n in divisors)
 
 
 def _lacks_extents(algorithm: Algorithm, formula: ex.Expr) -> bool:
@@ -568,6 +589,11 @@ def _digit_pairs(e: ex.Expr) -> list[tuple[ex.Expr, ex.Expr]]:
     nodes = {n for n in e.walk() if isinstance(n, ex.Binary) and n.op in "%/" and isinstance(n.right, ex.Const)}
     pairs = ((n, ex.Binary("/", n.left, n.right)) for n in nodes if n.op == "%")
     return [pair for pair in pairs if pair[1] in nodes]
+
+
+def _is_part_of_row(e: ex.Expr) -> bool:
+    """Return whether ``e`` is an element over a number of its row, which is 1 where the logarithm of a sum of exponentials is saved."""
+    return isinstance(e, ex.Binary) and e.op == "/" and isinstance(e.left, ex.Access) and isinstance(e.right, ex.Access)
 
 
 def _is_remainder(e: ex.Expr) -> bool:

@@ -18,7 +18,7 @@ from functools import reduce
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
-from ..rules.canonicalize import fresh_name, inline_access, matches
+from ..rules.canonicalize import fresh_name, inline_access, row_of
 from ..rules.constant_folding import drop_unused, inline_copies, keep_extents, with_plain_vars
 from ..rules.exponentials.max_subtraction import shift_exponent
 from ..rules.exponentials.shift_degree import Degree, degree_of, shift_dependent_terms
@@ -282,7 +282,7 @@ def _rows_vanish(definitions: list[Definition], total: str, argument: ex.Expr, g
         match e:
             case ex.Access(tensor, _):
                 return known.get(tensor, "same")
-            case ex.Call("exp", (arg,)) if matches(argument, arg) is not None:
+            case ex.Call("exp", (arg,)) if row_of(argument, arg, ()) is not None:
                 return "zero"
             case ex.Call("where", (condition, a, b)):
                 if _is_guard(e, total):
@@ -311,8 +311,7 @@ def _rows_vanish(definitions: list[Definition], total: str, argument: ex.Expr, g
 
 def _shifted(expr: ex.Expr, argument: ex.Expr, name: str, labels: tuple[str, ...]) -> ex.Expr:
     def change(node: ex.Expr) -> ex.Expr:
-        if isinstance(node, ex.Call) and node.fn == "exp" and (names := matches(argument, node.args[0])) is not None:
-            index = tuple(ex.Label(names.get(label, label)) for label in labels)
+        if isinstance(node, ex.Call) and node.fn == "exp" and (index := row_of(argument, node.args[0], labels)) is not None:
             return shift_exponent(node, ex.Cast(ex.Access(name, index), "fp32"))
         return node
 

@@ -248,6 +248,27 @@ def matches(pattern: ex.Expr, node: ex.Expr) -> dict[str, str] | None:
     return names if renamed == node and len(set(names.values())) == len(names) else None
 
 
+def row_of(pattern: ex.Expr, node: ex.Expr, labels: tuple[str, ...]) -> tuple[ex.Label, ...] | None:
+    """Return the labels that stand for ``labels`` in ``node``, which is ``pattern`` with other labels, or with index arithmetic for the rest; None if it is anything else.
+
+    Of ``s[b, m, l]`` and ``s[b, n, k - n]``, whose rows ``b, m`` count, ``b, n``: another element of one row.
+    """
+    if (names := matches(pattern, node)) is not None:
+        return tuple(ex.Label(names.get(label, label)) for label in labels)
+    free, found = ex.free_labels(pattern), dict[str, ex.Expr]()
+
+    def stands(p: ex.Expr, n: ex.Expr, index: bool) -> bool:
+        if isinstance(p, ex.Label) and p.name in free and index:
+            return found.setdefault(p.name, n) == n
+        below = p.children(), n.children()
+        return type(p) is type(n) and len(below[0]) == len(below[1]) and all(stands(a, b, isinstance(p, ex.Access)) for a, b in zip(*below))
+
+    if not stands(pattern, node, False) or ex.substitute(pattern, found) != node:
+        return None
+    row = tuple(found.get(label, ex.Label(label)) for label in labels)
+    return row if all(isinstance(place, ex.Label) for place in row) else None  # type: ignore[return-value]
+
+
 def rename_bound(e: ex.Expr, names: dict[str, str]) -> ex.Expr:
     """Rename labels that reductions inside ``e`` bind, with their uses."""
     if not names:

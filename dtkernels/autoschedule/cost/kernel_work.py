@@ -158,7 +158,7 @@ class KernelCount:
             amount, asked = amount * times * self.windows.reach(read), asked * times * self.windows.loads(read)
             aligned = read.tensor in plan.aligned
             moved += amount * (HALF_SECTORS if plan.products and not streamed and not aligned and self._starts_within_sectors(read, each) else 1)
-            if aligned or vector >= VECTOR:
+            if aligned and not self._across(read) > 1 or vector >= VECTOR:
                 requests += asked / VECTOR
             else:
                 short += asked / vector
@@ -372,12 +372,23 @@ class KernelCount:
         return amount, asked, vector, tile
 
     def _lines(self, read: Read) -> float:
-        """Return how many lines of memory the threads of a warp load at once, where labels counted together run faster than the one along which elements lie."""
-        lines = 1.0
+        """Return how many lines of memory the threads of a warp load at once: a product's tiles run across rows, or labels counted together run faster than the last."""
+        lines = self._across(read)
         for name, parts in self.plan.merged.items():
             if read.last and read.last[-1] in parts and name not in self.plan.blocks:
                 lines *= math.prod(max(1, self.sizes.get(x, 1)) for x in parts[parts.index(read.last[-1]) + 1 :])
         return min(lines, float(self.target.warp_size))
+
+    def _across(self, read: Read) -> float:
+        """Return by how many elements those of a tile lie apart, where a product's loop goes along the last label element by element."""
+        if not self.plan.products or len(read.last) != 1 or self.of(self.loaded, read.last[0]) > 1 or read.last[0] in self.count or read.tensor in self.plan.config.copies:
+            return 1.0
+        apart = 1.0
+        for x, _ in reversed(read.labels):
+            if self.step.get(x, 1) > 1:
+                return apart
+            apart *= max(1, self.sizes.get(x, 1))
+        return 1.0
 
     def slides(self, read: Read) -> bool:
         """Return whether rows are read from any element on: ``A[c, x + r]``."""

@@ -6,6 +6,7 @@ An outline is small enough to be stored beside an op's signature, so that a firs
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,25 +66,34 @@ class FuncOutline(NamedTuple):
         return {*self.labels}.difference(*(own for own in of_terms if own & {*self.reduced}))
 
     def merged(self, names: dict[str, tuple[str, ...]]) -> FuncOutline | None:
-        """Return the outline with one label for each run of ``names``; None where one has labels of a run that are not beside each other."""
+        """Return the outline with one label for each run of ``names``; None where one has labels of a run that are not beside each other.
+
+        A product that sums over some labels of a run keeps these, beside one that sums over all of them.
+        """
         parts, firsts = {x for run in names.values() for x in run}, {run[0]: name for name, run in names.items()}
+        alone = {x for p in self.products for run in names.values() if not {*run} <= {*p.reduced} for x in p.reduced if x in run and not {*run} & {*self.labels}}
 
         def one(labels: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple([firsts.get(x, x) for x in labels if x in firsts or x not in parts])
+            kept = {x for run in names.values() if not {*run} <= {*labels} for x in run if x in alone}
+            return tuple([x if x in kept else firsts.get(x, x) for x in labels if x in firsts or x not in parts or x in kept])
 
         for labels in (self.labels, *(tuple([x for x, _ in r.labels]) for r in self.reads)):
             for run in names.values():
                 at = next((i for i, x in enumerate(labels) if x in run), None)
-                if at is not None and labels[at : at + len(run)] != run:
+                if at is not None and labels[at : at + len(run)] != run and not {*labels} & {*run} <= alone:
                     return None
-        sides = [side for side in (self.reduced, *(side for p in self.products for side in p)) if parts & {*side}]  # in any order
+        sides = [side for side in (self.reduced, *(side for p in self.products for side in p)) if parts & {*side} and not parts & {*side} <= alone]  # in any order
         if any(x in parts for word in self.bounded for x in re.split(r"[+]|<=", word)) or any({*run} & {*side} and not {*run} <= {*side} for side in sides for run in names.values()):
             return None
         if any(by > 1 and x in parts for r in self.reads for x, by in r.labels) or any(len(r.last) > 1 and parts & {*r.last} for r in self.reads):
             return None
         products = tuple([Product(*map(one, p)) for p in self.products])
-        reads = tuple([Read(r.tensor, tuple([(x, dict(r.labels).get(x, 1)) for x in one(tuple([x for x, _ in r.labels]))]), tuple([_run_of(x, names) for x in r.last])) for r in self.reads])
-        return self._replace(labels=one(self.labels), reduced=one(self.reduced), products=products, reads=reads)
+        reads = tuple([r if parts & {x for x, _ in r.labels} <= alone else self._merged_read(r, names, one) for r in self.reads])
+        return self._replace(labels=one(self.labels), reduced=(*one(self.reduced), *sorted(alone)), products=products, reads=reads)
+
+    def _merged_read(self, r: Read, names: dict[str, tuple[str, ...]], one: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Read:
+        by = dict(r.labels)
+        return Read(r.tensor, tuple([(x, by.get(x, 1)) for x in one(tuple([x for x, _ in r.labels]))]), tuple([_run_of(x, names) for x in r.last]))
 
 
 class Outline(NamedTuple):

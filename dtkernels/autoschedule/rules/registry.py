@@ -18,6 +18,7 @@ from .candidates.blocked_sums import swept_configs
 from .candidates.chain_tiles import chain_variants
 from .candidates.held_windows import held_window_candidates
 from .candidates.merged_rows import merged_row_candidates
+from .candidates.merged_sums import merged_sum_candidates
 from .candidates.paired_sums import paired_sum_candidates
 from .candidates.split_rows import split_row_candidates
 from .candidates.streamed_gemm import streamed_candidates
@@ -82,6 +83,7 @@ RULES = (
     Rule("chained products", chain_candidates, chain_variants),
     Rule("products", streamed_candidates),
     Rule("products", window_candidates),
+    Rule("products", merged_sum_candidates),
     Rule(BOTH, row_column_candidates),
     Rule(ROWS, split_row_candidates),
     Rule(ROWS, paired_sum_candidates),

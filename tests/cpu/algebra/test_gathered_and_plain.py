@@ -15,6 +15,7 @@ CASES = {
     "remainders and quotients": ("Func f; In X, W; Var i, o; RVar d; f[i, o] = rdot(X[i % 3, d] + X[i / 2, d] + X[i, d], W[o, d], d);", lambda X, W: (X[torch.arange(6) % 3] + X[torch.arange(6) // 2] + X) @ W.T, {"X": (6, 4), "W": (5, 4)}),
     "edges": ("Func h, f; In X, n, W; Var i, q, o; RVar d; h[i, q, o] = rdot(X[n[i, q], d] - X[i, d], W[o, d], d); f[i, o] = rsum(h[i, q, o] * h[i, q, o], q);", lambda X, n, W: ((X[n] - X[:, None]) @ W.T).square().sum(1), {"X": (6, 4), "W": (5, 4)}),
     "tied embeddings": ("Func h, f; In E, W, t; Var n, v, k; RVar d; h[n, k] = tanh(rdot(E[t[n], d], W[d, k], d)); f[n, v] = rdot(h[n, k], E[v, k], k);", lambda E, W, t: (E[t] @ W).tanh() @ E.T, {"E": (7, 4), "W": (4, 4)}),
+    "one table for all windows": ("Func f; In X, T, n; Var w, h, m, l; f[w, h, m, l] = tanh(X[w, h, m, l] + T[n[m, l], h]);", lambda X, T, n: (X + T[n].permute(2, 0, 1)).tanh(), {"X": (5, 2, 6, 3), "T": (6, 2)}),
     "gathered twice": ("Func h, f; In X, t, W; Var i, o; RVar d; h[i, d] = X[t[i], d] * X[i, d]; f[i, o] = rdot(h[t[i], d] + h[i, d], W[o, d], d);", lambda X, t, W: ((X[t] * X)[t] + X[t] * X) @ W.T, {"X": (6, 4), "W": (5, 4)}),
 }  # fmt: skip
 

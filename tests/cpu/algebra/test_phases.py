@@ -151,7 +151,7 @@ INTERLEAVED = (
     "Func g, f; In A, W; Var b, o, p, x, k; RVar c, r; Extent p = 2; Extent r = 2; Extent x = 2 * A[2] - 1; Extent k = {steps};"
     "g[p, b, o, k] = rdot(where(p + 2 * r < 4, A[b, c, k - r], 0), W[p + 2 * r, c, o], c, r); f[b, o, x] = g[(x + 1) % 2, b, o, (x + 1) / 2]; {schedule} f.compile();"
 )
-STEPS = {"len(x) / 2 + 1": True, "(len(x) + 2) / 2": True, "(len(x) + 1) / 2": False, "len(x) / 2 + 2": False, "A[2]": False}
+STEPS = {"len(x) / 2 + 1": True, "(len(x) + 2) / 2": True, "(len(x) + 1) / 2": True, "A[2]": True, "(len(x) - 1) / 2": False, "len(x) / 2 + 2": False, "A[2] + 1": False}
 
 
 @pytest.mark.parametrize("steps", STEPS)
@@ -257,3 +257,49 @@ def test_gradients_of_dilated_products_are_right(order, factor, queries, keys):
     grad = torch.randn(got.shape)
     for mine, theirs in zip((got, *torch.autograd.grad(got, (Q, K, w), grad)), (expected, *torch.autograd.grad(expected, exact, grad.double()))):
         assert (mine.double() - theirs).norm() <= 1e-5 * theirs.norm()
+
+
+SUBPIXEL = (
+    "Func u, f; In X, W, z; Var b, c, y, x; RVar i; Extent y = {s} * X[2]{m}; Extent x = {t} * X[3]{m}; u[b, c, y, x] = rdot(X[b, i, {y} / {s}, {x} / {t}],"
+    " W[c, {y} % {s}, {x} % {t}, i], i) + z[c]; f[b, c, y, x] = u[b, c, y, x] * sigmoid(u[b, c, y, x]);"
+)
+
+
+def elements(a, dim, index):
+    """The elements of ``a`` at ``index``; 0 past the last one."""
+    found = a.index_select(dim, index.clamp(max=a.shape[dim] - 1))
+    return torch.where((index < a.shape[dim]).reshape(*(-1 if d == dim else 1 for d in range(a.dim()))), found, 0)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("s", "t", "more", "offset", "p"), [(3, 2, -1, 0, 3), (2, 4, 0, 1, 3), (2, 3, 2, 2, 1)])
+def test_subpixel_convolutions_are_right_forward_and_backward(s, t, more, offset, p):
+    """Also where quotients are cropped, begin inside a step, or remainders are more or fewer than the weights have."""
+    torch.manual_seed(0)
+    x = f"(x + {offset})" if offset else "x"
+    text = SUBPIXEL.format(s=s, t=t, m=f" + {more}" if more > 0 else f" - {-more}" if more else "", y="y", x=x)
+    inputs = tuple(torch.randn(*shape, requires_grad=True) for shape in ((2, 5, 2, 3), (3, p, t, 5), (3,)))
+    X, W, z = exact = [v.detach().double().requires_grad_() for v in inputs]
+    rows, columns = torch.arange(2 * s + more), torch.arange(3 * t + more) + offset
+    read = elements(elements(X, 2, rows // s), 3, columns // t), elements(elements(W, 1, rows % s), 2, columns % t)
+    expected = F.silu(torch.einsum("biyx,cyxi->bcyx", *read) + z[:, None, None])
+    got = Operator(Spec("subpixel", "A convolution to several pixels.", parse(text)))(*inputs)
+    grad = torch.randn(got.shape)
+    for mine, theirs in zip((got, *torch.autograd.grad(got, inputs, grad)), (expected, *torch.autograd.grad(expected, exact, grad.double()))):
+        assert (mine.double() - theirs).norm() <= 1e-6 * theirs.norm()
+
+
+def test_remainders_that_a_sum_asks_for_are_summed_step_by_step():
+    """With several conditions, beyond the last whole step, and where a label of the sum is the remainder."""
+    for text in (
+        "f[p, q] = rsum(where(x % 3 == p and y % 2 == q, A[y, x] * B[x / 3], 0), y, x);",
+        "f[p, q] = rsum(where((x + 1) % 3 == p, exp(A[q + 0, x]) + B[(x + 1) / 3], 0), x);",
+        "f[p, q] = rsum(where(x % 4 == 1, A[y, x] * x + p * q, 0), y, x);",
+        "f[p, q] = rsum(where(x % 3 == y, A[y, x] * p + q, 0), y, x);",
+    ):
+        algorithm = parse("Func f, g; In A, B; Var p, q, y, x; Extent p = 4; Extent q = 2; g[y, x] = A[y, x] + B[0];" + text.replace("A[", "g[")).algorithm
+        prepared = prepare_algorithm(algorithm, ("f",))
+        assert "x_step" in prepared.labels, str(prepared)
+        tensors = {n: torch.randn(s, dtype=torch.float64) for n, s in {"A": (5, 11), "B": (4,)}.items() if n in prepared.inputs}
+        got, expected = (evaluate(a, tensors, {}, ("f",))[0].double() for a in (prepared, algorithm))
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)

@@ -7,6 +7,8 @@ import dtkernels
 from dtkernels.algebra.autodiff.gradient import gradient, savable_products
 from dtkernels.algebra.pipeline import differentiable_form
 from dtkernels.lang import parse
+from dtkernels.lang.spec import Spec
+from dtkernels.runtime.bind.operator import Operator
 
 GATED = "Func gated; In X, W, b, V, c; Var t, o; RVar i; gated[t, o] = (rdot(X[t, i], W[o, i], i) + b[o]) * maximum(rdot(X[t, i], V[o, i], i) + c[o], 0);"
 
@@ -52,3 +54,27 @@ def test_a_product_that_decides_places_is_saved_in_float32(tmp_path):
     truth = torch.autograd.grad(torch.sigmoid(0.02 * (wide[0] @ wide[1].mT)).amax(1).sum(), wide)
     for g, t in zip(got, truth):
         assert (g - t).norm() <= 8 * torch.finfo(torch.bfloat16).eps * t.norm()
+
+
+LOCAL = (
+    "Func s, t, f; In Q, K, V; Var b, w, m, n; RVar l, d; Extent l = 2 * Q[2];"
+    " s[b, w, m, l] = where(l <= m + len(m) and len(m) * w + l >= len(m), rdot(Q[b, w, m, d], K[b, len(m) * w + l - len(m), d], d), -inf);"
+    " t[b, w, m] = rsum(exp(s[b, w, m, l]), l); f[b, w, m, n] = rdot(exp(s[b, w, m, l]), V[b, len(m) * w + l - len(m), n], l) / t[b, w, m];"
+)
+
+
+def test_gradients_of_attention_to_blocks_do_not_overflow():
+    """Scores of some 200: backward reads the exponentials of a block at the places of its keys, and shifts them there as well."""
+    torch.manual_seed(0)
+    op = Operator(Spec("local", "Attention to a block and the one before it.", parse(LOCAL)))
+    Q, K, V = torch.randn(1, 3, 4, 5), torch.randn(1, 12, 5), torch.randn(1, 12, 3)
+    Q[..., 0], K[..., 0] = 200, 1
+    leaves = [t.requires_grad_() for t in (Q, K, V)]
+    q, k, v = wide = [t.detach().double().requires_grad_() for t in leaves]
+    place = torch.arange(12) - 4 * torch.arange(3)[:, None, None] + 4
+    seen = (place >= 0) & (place <= torch.arange(4)[:, None] + 4)
+    truth = torch.einsum("bwms,bsn->bwmn", torch.softmax(torch.einsum("bwmd,bsd->bwms", q, k).masked_fill(~seen, -torch.inf), -1), v)
+    out = op(*leaves)
+    grad = torch.randn(out.shape)
+    for g, t in zip((out, *torch.autograd.grad(out, leaves, grad)), (truth, *torch.autograd.grad(truth, wide, grad.double()))):
+        assert (g.double() - t).norm() <= 2e-4 * t.norm()

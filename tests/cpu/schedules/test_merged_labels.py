@@ -225,3 +225,9 @@ def test_schedules_of_algorithms_with_merged_labels_are_right_at_small_sizes(tex
     assert any("y" in parts for f in algorithm.funcs for parts in schedule.merged(f).values()), str(schedule)
     first, *rest = random(*shapes)
     check(text + str(schedule), first if given == "dense" else first.transpose(1, 2).contiguous().transpose(1, 2), *rest)
+
+
+@pytest.mark.parametrize("schedule", ["f.tensorize(t:16, o:16, i:16, m:32);", "f.tensorize(t:16, o:16, m:16);", "f.tensorize(t:16, o:16, i:16, m:16); f.split(m:2);"])
+def test_a_product_over_some_of_the_labels_of_a_merged_sum_goes_along_these(schedule):
+    text = "Func f; In A, W, X, V; Var t, o; RVar i, g; f[t, o] = rdot(A[t, i, g], W[o, i, g], i, g) + rdot(X[t, i], V[o, i], i); f.merge(m, i, g); f.block(t:16, o:16);"
+    check(text + schedule, *random((19, 13, 5), (21, 13, 5), (19, 13), (21, 13)))

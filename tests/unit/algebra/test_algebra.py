@@ -29,6 +29,7 @@ from dtkernels.algebra.rules.constant_folding import bind_parameters, fold_const
 from dtkernels.algebra.rules.data_index.compared_terms import pick_compared_terms
 from dtkernels.algebra.rules.data_index.data_bounds import bound_picked_sums
 from dtkernels.algebra.rules.data_index.grouped_products import group_products
+from dtkernels.algebra.rules.data_index.sums_before_picks import sum_before_picks
 from dtkernels.algebra.rules.erf_to_erfc import erf_to_erfc
 from dtkernels.algebra.rules.exponentials.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from dtkernels.algebra.rules.exponentials.row_values import extract_row_values
@@ -36,8 +37,11 @@ from dtkernels.algebra.rules.exponentials.shift_degree import FREE, Degree, degr
 from dtkernels.algebra.rules.exponentials.sum_exp_addends import extract_sum_exp_addends
 from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors, hoist_row_factors
 from dtkernels.algebra.rules.func_cse import share_products
+from dtkernels.algebra.rules.indices.digit_products import separate_digits
+from dtkernels.algebra.rules.indices.divided_indices import divide_indices
 from dtkernels.algebra.rules.indices.inverted_windows import invert_windows
 from dtkernels.algebra.rules.indices.phases import separate_phases
+from dtkernels.algebra.rules.indices.remainder_sums import sum_over_steps
 from dtkernels.algebra.rules.indices.remainders import pick_remainders
 from dtkernels.algebra.rules.indices.results_by_phase import compute_results_by_phase
 from dtkernels.algebra.rules.indices.shared_groups import share_groups
@@ -147,6 +151,9 @@ RULES = {
     "name_slices": (name_slices, lambda a: name_slices(replace(a, formulas=(("g", ex.Binary("*", ex.Const(2), ex.Len("j"))),)))),
     "sum_over_elements": (sum_over_elements, lambda a: sum_over_elements(a)),
     "separate_phases": (separate_phases, lambda a: separate_phases(a)),
+    "sum_over_steps": (sum_over_steps, lambda a: sum_over_steps(a)),
+    "divide_indices": (divide_indices, lambda a: divide_indices(replace(a, extents=(("p", "", 2),)))),
+    "separate_digits": (separate_digits, lambda a: separate_digits(a)),
     "compute_results_by_phase": (compute_results_by_phase, lambda a: compute_results_by_phase(with_phases(a), outputs(a))),
     "hoist_row_factors": (hoist_row_factors, lambda a: hoist_row_factors(a, outputs(a))),
     "nest_contractions": (nest_contractions, lambda a: nest_contractions(a)),
@@ -159,6 +166,7 @@ RULES = {
     "make_picked_elements": (make_picked_elements, lambda a: make_picked_elements(a, outputs(a))),
     "sum_rows_first": (sum_rows_first, lambda a: sum_rows_first(a, outputs(a))),
     "share_groups": (share_groups, lambda a: share_groups(a)),
+    "sum_before_picks": (sum_before_picks, lambda a: sum_before_picks(a)),
     "pick_compared_terms": (pick_compared_terms, lambda a: pick_compared_terms(a)),
     "pick_remainders": (pick_remainders, lambda a: pick_remainders(replace(a, extents=(("p", "", 2),)))),
     "add_batch": (add_batch, lambda a: add_batch(a, frozenset({"A"}), 1)),

@@ -3,6 +3,7 @@
 import pytest
 
 from dtkernels.algebra.rules.data_index.compared_terms import pick_compared_terms
+from dtkernels.algebra.rules.data_index.sums_before_picks import sum_before_picks
 from dtkernels.lang import parse
 
 INSIDE = "(t_place[x] >= 0 and t_place[x] < len(e))"
@@ -40,3 +41,18 @@ KEPT = {
 def test_sums_of_more_than_one_term_stay(why):
     algorithm = parse(" ".join(KEPT[why])).algorithm
     assert pick_compared_terms(algorithm) == algorithm
+
+
+@pytest.mark.parametrize(("sum", "first"), [
+    ("rsum(where(R[m, l] == v, A[w, h, m, l], 0), w, m, l)", "f_sum[h, m, l] = rsum(A[w, h, m, l], w)"),
+    ("rsum(where(R[m, l] == v and m < l, A[w, h, m, l], 0), l, w, m)", "f_sum[h, m, l] = rsum(A[w, h, m, l], w)"),
+    ("rsum(where(R[m, l] == v and w < l, A[w, h, m, l], 0), l, w, m)", None),  # a condition has the label
+    ("rsum(where(R[m, w] == v, A[w, h, m, l], 0), m, w, l)", "f_sum[w, h, m] = rsum(A[w, h, m, l], l)"),
+    ("rsum(where(R[m, l] == v, A[w, h, m, l] * A[w, h, l, m], 0), w, m, l)", None),
+    ("rsum(where(m == v, A[w, h, m, l], 0), w, m, l) + R[0, 0]", None),  # no data
+    ("rmax(where(R[m, l] == v, A[w, h, m, l], 0), w, m, l)", None),
+])  # fmt: skip
+def test_what_no_condition_tells_apart_is_summed_first(sum, first):
+    algorithm = parse(f"Func f; In R, A; Var v, h; RVar w, m, l; Extent v = 9; f[v, h] = {sum};").algorithm
+    made = sum_before_picks(algorithm)
+    assert made == algorithm if first is None else str(made["f_sum"]) == f"{first};"

@@ -5,6 +5,9 @@ import pytest
 
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
+from dtkernels.algebra.rules.canonicalize import row_of
+from dtkernels.algebra.rules.indices.divided_indices import divide_indices
+from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
 
 
@@ -110,3 +113,80 @@ def test_a_label_with_fewer_values_than_the_step_has_no_element_of_some_rows():
 def test_a_remainder_that_a_label_names_leaves_no_sum():
     found = lowered("Func o, f; In A; Var b, m, u, i; Extent u = 8; Extent i = A[2]; Extent m = 8 * A[2]; o[b, u, i] = A[b, u, i] * A[b, u, i]; f[b, m] = o[b, m % 8, m / 8];", "A")
     assert "rsum" not in found["d_A"] and "8 * i + u" in found["d_A"]
+
+
+SUBPIXEL = "Func u, f; In X, W, z; Var b, c, y, x; RVar i; Extent y = 2 * X[2]; Extent x = 3 * X[3]; u[b, c, y, x] = rdot(X[b, i, y / 2, x / 3], W[c, y % 2, x % 3, i], i) + z[c]; f[b, c, y, x] = u[b, c, y, x] * sigmoid(u[b, c, y, x]);"
+
+
+def test_a_product_of_a_remainder_and_a_quotient_is_one_by_phase():
+    algorithm = prepare_algorithm(parse(SUBPIXEL).algorithm, ("f",))
+    assert str(algorithm["u_phases"]) == "u_phases[y_phase, x_phase, b, c, y_step, x_step] = rdot(X[b, i, y_step, x_step], W[c, y_phase + 0, x_phase + 0, i], i) + z[c];"
+    assert algorithm.funcs == ("u_phases", "f_phases", "f") and str(algorithm["f"]).endswith("f_phases[y % 2, x % 3, b, c, y / 2, x / 3];")
+
+
+def test_its_gradients_are_plain_products_of_one_adjoint_by_phase():
+    found = lowered(SUBPIXEL, "X", "W", "z")
+    assert found["d_X"] == "d_X[b, i, X_2, X_3] = rdot(d_u_phases[y_in, x_in, b, c, X_2, X_3], W[c, y_in + 0, x_in + 0, i], c, y_in, x_in)"
+    assert found["d_W"].endswith("where(W_2 < 3, rdot(d_u_phases[W_1 + 0, W_2 + 0, b, c, y_step, x_step], X[b, i, y_step, x_step], b, y_step, x_step), 0), 0)")
+    assert found["d_z"].startswith("d_z[c] = rsum(d_u_phases[y_phase, x_phase, b, c, ") and "d_u" not in found
+
+
+@pytest.mark.parametrize("operands", [
+    "X[b, i, x / 2], W[c, i, x % 2] * z[x + i]",  # the label itself too
+    "X[b, i, x / 2, x % 2], W[c, i]",  # both digits of one operand
+    "X[b, i, x / 2], W[c, i, x / 2]",
+    "X[b, i, x / 2], W[c, i, x % 3]",
+    "X[b, i, x / 2], W[c, i, (x + 1) % 2]",
+])  # fmt: skip
+def test_other_products_keep_their_labels(operands):
+    text = "Func f; In X, W, z; Var b, c, x; RVar i; Extent x = z[0]; f[b, c, x] = rdot(" + operands + ", i) + z[0];"
+    assert prepare_algorithm(parse(text).algorithm, ("f",)).funcs == ("f",)
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    ("A[(4 * x + p) / 4, (4 * x + p) % 4]", "A[x + 0, p + 0]"),
+    ("A[(4 * x + 2 * q + r) / 4, (4 * x + 2 * q + r) % 4]", "A[x + 0, 2 * q + r]"),
+    ("A[(8 * x + 4 + p) / 4, (8 * x + 6) % 4]", "A[2 * x + 1, 2]"),
+    ("floor((4 * x + p) / 4) + A[0, 0]", "x + A[0, 0]"),
+    ("where(x < 4, A[(4 * y + x) / 4, x], 0)", "where(x < 4, A[y + 0, x], 0)"),
+    ("where(x < 5, A[(4 * y + x) / 4, x], 0)", "where(x < 5, A[(4 * y + x) / 4, x], 0)"),
+    ("A[(4 * x - p) / 4, (4 * x + p + 1) % 4]", "A[(4 * x - p) / 4, (4 * x + p + 1) % 4]"),
+    ("A[(2 * x + p) / 4, x / 4]", "A[(2 * x + p) / 4, x / 4]"),
+    ("(4 * x + p) / 4 + A[0, 0]", "(4 * x + p) / 4 + A[0, 0]"),  # a value, which is not rounded
+])  # fmt: skip
+def test_indices_are_divided_where_what_is_left_is_smaller(before, after):
+    text = "Func f; In A, B; Var x, y, p, q, r; Extent p = 4; Extent q = 2; Extent r = 2; f[x, y, p, q, r] = where(B[x, y] > 0, {}, 0);"
+    algorithm = divide_indices(parse(text.format(before)).algorithm)
+    assert str(algorithm["f"]) == str(parse(text.format(after)).algorithm["f"])
+
+
+LOCAL = (
+    "Func s, t, f; In Q, K, V; SIn scale; Var b, w, m, n; RVar l, d; Extent l = 2 * Q[2]; s[b, w, m, l] = where(l <= m + len(m), scale * rdot(Q[b, w, m, d], K[b, len(m) * w + l - len(m), d], d), -inf);"
+    " t[b, w, m] = rsum(exp(s[b, w, m, l]), l); f[b, w, m, n] = rdot(exp(s[b, w, m, l]), V[b, len(m) * w + l - len(m), n], l) / t[b, w, m];"
+)
+
+
+def test_exponentials_that_are_read_at_index_arithmetic_are_shifted_by_the_saved_logarithm_too():
+    """Otherwise those of backward are not shifted at all, and overflow. Their sum with values is a product."""
+    found = lowered(LOCAL, "Q", "K", "V", inputs=True)
+    assert "t_log" in found["inputs"] and "t" not in found
+    assert found["d_V"].startswith("d_V[b, V_1, n] = rdot(d_f[b, w, m, n], where(") and "exp(s[b, w, m, V_1 - len(m) * w + len(m)] - " in found["d_V"]
+
+
+@pytest.mark.parametrize(("node", "row"), [
+    ("s[b, w, m, l]", "b, w"), ("s[x, y, m, l]", "x, y"), ("s[b, w, y, x - y]", "b, w"), ("s[b, w, y, x * y + 1]", "b, w"), ("s[b, x, y, x]", "b, x"),
+    ("s[b, w + 1, m, l]", None), ("r[b, w, m, l]", None), ("s[b, w, m, l] + 1", None), ("s[b, w, m]", None),
+])  # fmt: skip
+def test_elements_of_one_row_are_found_at_any_index(node, row):
+    text = "Func f; In r, s; Var b, w, m, l, x, y; f[b, w, m, l, x, y] = r[b, w, m, l] * s[b, w, m, l] + r[b, w, x, y] + ({});"
+    e = parse(text.format(node) if node != "s[b, w, m]" else text.format("r[b, w, m, l]")).algorithm["f"].expr.right
+    pattern = ex.Access("s", tuple(map(ex.Label, "bwml")))
+    e = ex.Access("s", tuple(map(ex.Label, "bwm"))) if node == "s[b, w, m]" else e
+    found = row_of(pattern, e, ("b", "w"))
+    assert (found and ", ".join(map(str, found))) == row
+
+
+def test_sums_of_one_remainder_share_the_label_that_counts_its_places():
+    """Of two products that a gradient adds up: their loops are one then."""
+    found = lowered("Func f; In X, W, V; Var c, x; RVar i; Extent x = 4 * X[0]; f[x, c] = rdot(X[x / 4, i], W[x % 4, i, c], i) * rdot(X[x / 4, i], W[x % 4, i, c] * V[i], i);", "W")
+    assert found["d_W"].count("x_step") >= 4 and "x_step2" not in found["d_W"]

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
-from ..canonicalize import fresh_name, inline_access, matches
+from ..canonicalize import fresh_name, inline_access, matches, row_of
 from .shift_degree import FREE, Degree, degree, degree_of, shift_dependent_terms
 from .sum_exp_addends import shifted_alike
 
@@ -205,9 +205,8 @@ def _replace_exponent(expr: ex.Expr, arg: ex.Expr, name: str, labels: tuple[str,
 
     def change(node: ex.Expr) -> ex.Expr:
         if isinstance(node, ex.Call) and node.fn == "exp":
-            names = matches(arg, node.args[0])
-            if names is not None:
-                index = tuple(ex.Label(names.get(label, label)) for label in labels)
+            index = row_of(arg, node.args[0], labels)
+            if index is not None:
                 return shift_exponent(node, ex.Access(name, index))
         return node
 

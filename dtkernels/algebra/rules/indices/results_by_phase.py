@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
+from ...quotients import divided, steps_of
 from ...rearrangement import Interleaving, interleavings, rearrangement
 from ..canonicalize import fresh_name
 from ..condition_folding import fold_condition
@@ -47,11 +48,13 @@ def _by_phase(algorithm: Algorithm, outputs: tuple[str, ...], refused: set[str],
     """
     found = algorithm
     for name in [d.name for d in algorithm.definitions]:
-        looked_through = _through_rearranged(found, found[name])
+        looked_through = _through_rearranged(found, _summed_by_phase(found, found[name]))
         reads = {a.tensor for a in ex.accesses(looked_through.expr)}
         direct = {a.tensor for a in ex.accesses(algorithm[name].expr)}
         if not (reads & refused or direct & {*ordered}) and (by := _phases(found, looked_through)) and rearrangement(found[name], found) is None:
             found = _separated(found, looked_through, by)
+        elif looked_through is not found[name] and not (reads & refused or direct & {*ordered}) and not any(_pairs(found, looked_through.expr)) and _summed(looked_through.expr):
+            found = found.with_definitions(tuple(looked_through if d.name == name else d for d in found.definitions))
     if found is algorithm:
         return algorithm, ""
     read = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr)}
@@ -86,7 +89,7 @@ def _joined(algorithm: Algorithm, d: Definition, source: Definition, access: ex.
 
 
 def _through_rearranged(algorithm: Algorithm, d: Definition) -> Definition:
-    """Return ``d`` with what it reads of Funcs in another order read where that order comes from."""
+    """Return ``d`` with what it reads of Funcs in another order read where that order comes from: every other element at its step, ``g[1, x]`` for ``f[2 * x + 1]``."""
 
     def read(node: ex.Expr) -> ex.Expr:
         if isinstance(node, ex.Access) and node.tensor in algorithm and (moved := rearrangement(algorithm[node.tensor], algorithm)) and moved.interleaves:
@@ -94,7 +97,40 @@ def _through_rearranged(algorithm: Algorithm, d: Definition) -> Definition:
             return ex.substitute(of.expr, dict(zip(of.labels, node.index)), index=True)
         return node
 
-    return replace(d, expr=d.expr.transform(read))
+    expr = d.expr.transform(read)
+    return d if expr == d.expr else replace(d, expr=divided(expr, algorithm))
+
+
+def _summed_by_phase(algorithm: Algorithm, d: Definition) -> Definition:
+    """Return ``d`` with its sums over all of a rearranged dimension over phases and steps instead, which are as many.
+
+    Before: ``f[o, x] = g[x % 2, o, x / 2];  s[o] = rsum(f[o, x], x);``  After: ``s[o] = rsum(f[o, 2 * x_step + x_phase], x_phase, x_step);``
+    """
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if not isinstance(node, (ex.Reduce, ex.Dot)) or isinstance(node, ex.Reduce) and (node.kind in ex.PLACES or node.rank is not None):
+            return node
+        for access in ex.accesses(node):
+            for pair, phase, step in _pairs_behind(algorithm, access):
+                own = {phase, step}
+                if pair.label in node.labels and not own & {*node.labels, *ex.free_labels(node), *d.labels} and not any(isinstance(n, ex.Scan) for n in node.walk()):
+                    inner = node.rebuild(lambda e: ex.substitute(e, {pair.label: pair.place(phase, step)}))  # noqa: B023
+                    return change(replace(inner, labels=tuple(new for x in node.labels for new in ((phase, step) if x == pair.label else (x,)))))  # type: ignore[call-arg]
+        return node
+
+    return replace(d, expr=d.expr.transform(change))
+
+
+def _pairs_behind(algorithm: Algorithm, access: ex.Access) -> Iterator[tuple[Interleaving, str, str]]:
+    """Yield the interleavings of a rearranged Func in the labels by which an access reads it, each with the labels of phase and step; only of those that count every element once."""
+    if access.tensor not in algorithm or not (moved := rearrangement(algorithm[access.tensor], algorithm)) or not moved.interleaves:
+        return
+    of, source = algorithm[access.tensor], algorithm[moved.source].labels
+    assert isinstance(of.expr, ex.Access)
+    for pair in interleavings(of.expr):
+        read = access.index[of.labels.index(pair.label)]
+        if isinstance(read, ex.Label) and steps_of(algorithm, pair.label, pair.offset, pair.size)[1]:
+            yield replace(pair, label=read.name), source[pair.phase], source[pair.step]
 
 
 def _phases(algorithm: Algorithm, d: Definition) -> dict[str, tuple[Interleaving, str, str]]:
