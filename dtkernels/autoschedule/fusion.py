@@ -413,9 +413,8 @@ class Fusion:
             apart_by_way = apart_by_way or stored_for_windows(self.shape, d.name, roots)
             apart_by_way = apart_by_way or len(roots) > 1 and self._rounds_stored_product(d.name) or operands and is_long_operand(self.shape, d.name)
             apart_by_way = apart_by_way or self.once and is_made_again(self.shape, d.name, roots & {*users})
-            walked_sum = self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name)  # a scan takes sums from memory, or from its own kernel
-            again = again and not apart_by_way and (scanning or not walked_sum)
-            place = self._fusion_point(d.name, first, streaming and not walked_sum) if again else None
+            feeds_scan = self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name)  # a scan takes sums from memory, or from before its loop
+            place = self._fusion_point(d.name, first, streaming and not feeds_scan) if again and not apart_by_way and (scanning or not feeds_scan) else None
             hosts[d.name] = roots if place else {d.name}
             if not place and streaming and (root := self._row_reduction_to_join(d.name, roots, hosts)):
                 hosts[d.name] = {root}

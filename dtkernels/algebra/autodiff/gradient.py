@@ -442,7 +442,7 @@ class _Reverse:
 
         Both factors are masked where that keeps the product one of matrices: no element that is left out is multiplied, not even by 0.
 
-        Over what the condition lacks, the product is made first, no larger than that of forward: of a table's rows there may be many more than are picked.
+        Over what a condition on data lacks, the product is made first, no larger than that of forward: of a table's rows there may be many more than are picked.
 
         Before: ``rsum(where(t[m] == r, d[m, n] * W[k, n], 0), m, n)``  After: ``rsum(where(t[m] == r, rdot(d[m, n], W[k, n], n), 0), m)``
 
@@ -454,9 +454,9 @@ class _Reverse:
         if not any(isinstance(side, ex.Access) or _is_part_of_row(side) for side in (a, b)):
             return None
         inner = tuple(label for label in labels if label not in ex.free_labels(c))
-        product = self._product(a, b, inner) if inner and len(inner) < len(labels) else ZERO
+        product = self._product(a, b, inner) if inner and len(inner) < len(labels) and [*ex.accesses(c)] else ZERO
         if isinstance(product, ex.Dot):
-            name = next(side.tensor for side in (a, b) if isinstance(side, ex.Access))
+            name = next(x.tensor for side in (a, b) for x in ex.accesses(side))
             return self._picked_sum(c, self._named(f"{name}_dot", product, c), tuple(label for label in labels if label not in inner))
         for one, other in ((a, b), (b, a)):
             alone = tuple(label for label in labels if label not in ex.free_labels(other))
