@@ -58,6 +58,7 @@ from .rules.products.scaled_products import scale_operands
 from .rules.products.sliced_products import multiply_slices_at_once
 from .rules.products.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from .rules.scans import extract_scans
+from .rules.separate_sums import separate_reductions
 from .rules.tanh_of_log1p import tanh_of_log1p
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
 from .rules.unit_labels import drop_unit_labels
@@ -136,6 +137,7 @@ LOWERING_RULES = (
     Rule("separate_digits", lambda a, c: separate_digits(a), "compute products of a label's remainder and quotient with a label for each", unscheduled_only=True),
     Rule("compute_results_by_phase", lambda a, c: compute_results_by_phase(a, c.outputs), "compute what is made of phases by phase, and put it in order last", unscheduled_only=True),
     Rule("name_slices", lambda a, c: name_slices(a), "give what a Func holds in each of its slices its own Func", unscheduled_only=True),
+    Rule("separate_reductions", lambda a, c: separate_reductions(a), "give reductions over different labels of one definition Funcs of their own", unscheduled_only=True),
     Rule("tanh_of_log1p", lambda a, c: tanh_of_log1p(a), "rewrite tanh(log1p(exp(a))) as a quotient"),
     Rule("fold_constants", lambda a, c: _fold_constants(a, c), "do arithmetic on constants and remove what no output needs"),
 )

@@ -56,6 +56,7 @@ from dtkernels.algebra.rules.products.scaled_products import scale_operands
 from dtkernels.algebra.rules.products.sliced_products import multiply_slices_at_once
 from dtkernels.algebra.rules.products.sums_as_products import nest_contractions, sums_to_float32_products, sums_to_matrix_products
 from dtkernels.algebra.rules.scans import extract_scans
+from dtkernels.algebra.rules.separate_sums import separate_reductions
 from dtkernels.algebra.rules.tanh_of_log1p import tanh_of_log1p
 from dtkernels.algebra.rules.tanh_to_sigmoid import tanh_to_sigmoid
 from dtkernels.algebra.rules.unit_labels import drop_unit_labels
@@ -130,6 +131,7 @@ RULES = {
     "mean_to_sum": (mean_to_sum, lambda a: mean_to_sum(a)),
     "tanh_to_sigmoid": (tanh_to_sigmoid, lambda a: tanh_to_sigmoid(a)),
     "erf_to_erfc": (erf_to_erfc, lambda a: erf_to_erfc(a)),
+    "separate_reductions": (separate_reductions, lambda a: separate_reductions(a)),
     "tanh_of_log1p": (tanh_of_log1p, lambda a: tanh_of_log1p(a)),
     "center_moments": (center_moments, lambda a: center_moments(a, (*outputs(a), "m"))),
     "group_products": (group_products, lambda a: group_products(a)),
