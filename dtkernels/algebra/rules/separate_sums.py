@@ -15,7 +15,7 @@ def separate_reductions(algorithm: Algorithm) -> Algorithm:
     Before: ``f[t] = rsum(exp(C[t] - C[j]) * B[j], j) - rsum(exp(D[i] - C[t]) * D[i], i) * B[t];``
     After:  ``f_sum[t] = rsum(exp(C[t] - C[j]) * B[j], j);  f_sum2[t] = rsum(exp(D[i] - C[t]) * D[i], i);  f[t] = f_sum[t] - f_sum2[t] * B[t];``
 
-    Those over a few elements, as of windows, stay.
+    Those over a few elements, as of windows, stay, and those of terms that are read one by one: they take as long as their reads.
     """
     taken = set(algorithm.names)
     definitions: list[Definition] = []
@@ -37,4 +37,6 @@ def _apart(algorithm: Algorithm, d: Definition, found: list[ex.Reduce | ex.Dot])
         return False
     labels = [x for node in found for x in node.labels]
     plain = all(isinstance(n, ex.Reduce) and n.kind not in ex.PLACES and n.rank is None and {*d.labels} <= ex.free_labels(n) for n in found)
+    if any({*d.labels, *node.labels} <= ex.free_labels(a) for node in found for a in ex.accesses(node)):
+        return False
     return plain and len({*labels}) == len(labels) and not {*labels} & {*d.labels} and not any(algorithm.constant_extent(x) for x in labels)

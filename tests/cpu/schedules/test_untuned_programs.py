@@ -28,6 +28,15 @@ def test_program(name):
             check(Call.of(name, program.small, DTYPES[dtype], backward, "cpu"), op)
 
 
+def test_runs_in_a_fixed_order_are_compared(monkeypatch):
+    op = operator("embed")
+    call, run = Call.of("embed", PROGRAMS["embed"].small, torch.float32, True, "cpu"), Call.results
+    check(call, op, times=2)
+    monkeypatch.setattr(Call, "results", lambda self, op: tuple(t + torch.are_deterministic_algorithms_enabled() * 1e-6 * torch.rand_like(t) for t in run(self, op)))
+    with pytest.raises(AssertionError, match="embed .*other bits in another run"):
+        check(call, op, times=2)
+
+
 def test_a_program_that_computes_something_else_is_found(monkeypatch):
     op = operator("row_sum")
     monkeypatch.setitem(PROGRAMS, "row_sum", replace(PROGRAMS["row_sum"], eager=lambda a: a[:, 1:].sum(-1)))
