@@ -153,6 +153,15 @@ def conjuncts_of(condition: ex.Expr) -> list[ex.Expr]:
     return ex.operands_of(condition, "and")
 
 
+def conditions_of_term(e: ex.Expr) -> tuple[list[ex.Expr], ex.Expr]:
+    """Return the conditions without which ``e`` is 0, the outermost first, and what it is under all of them."""
+    conditions: list[ex.Expr] = []
+    while isinstance(e, ex.Call) and e.fn == "where" and is_zero(e.args[2]):
+        conditions += conjuncts_of(e.args[0])
+        e = e.args[1]
+    return conditions, e
+
+
 def replaced(e: ex.Expr, by: dict[ex.Expr, ex.Expr]) -> ex.Expr:
     """Replace subexpressions, the outermost first. Conditions that became true are left out."""
     if e in by:

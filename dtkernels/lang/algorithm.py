@@ -53,6 +53,7 @@ class Definition:
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(self.labels)}] = {self.expr};"
 
+
 IN_INDEX = "as it stands in an index"  #: why an input must hold integers
 
 

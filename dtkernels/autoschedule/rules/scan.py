@@ -53,13 +53,14 @@ def scan_host(shape: SchedulingProblem, func: str, hosts: Mapping[str, set[str]]
     if user and hosts.get(user) == {user}:
         return (user,)
     a, own = shape.algorithm, shape.algorithm[func]
+    scan = own.expr
+    assert isinstance(scan, ex.Scan)
     users = [d.name for d in a.definitions if any(x.tensor == func for x in ex.accesses(d.expr))]
     kernels = {*chain.from_iterable(hosts.get(u, {u}) for u in users)}
     plain = {x.index for u in users for x in ex.accesses(a[u].expr) if x.tensor == func} == {tuple(ex.Label(label) for label in own.labels)}
-    along = all(own.expr.label in (*a[k].labels, *reduction_labels(a, k)) and not shape.dots(k) for k in kernels)  # type: ignore[attr-defined]
-    others = (a[f].expr for f, placed in hosts.items() if placed & kernels and isinstance(a[f].expr, ex.Scan))
-    held = next_power_of_two(shape.sizes[own.expr.label]) <= HELD  # type: ignore[attr-defined]
-    one_way = held or all(o.label != own.expr.label or o.reverse == own.expr.reverse for o in others)  # type: ignore[attr-defined]
+    along = all(scan.label in (*a[k].labels, *reduction_labels(a, k)) and not shape.dots(k) for k in kernels)
+    others = (e for f, placed in hosts.items() if placed & kernels and isinstance(e := a[f].expr, ex.Scan))
+    one_way = next_power_of_two(shape.sizes[scan.label]) <= HELD or all(o.label != scan.label or o.reverse == scan.reverse for o in others)
     return tuple(k for k in a.needed_by(shape.outputs) if k in kernels) if anywhere and func not in shape.outputs and plain and along and one_way else ()
 
 

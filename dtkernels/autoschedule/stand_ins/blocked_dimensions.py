@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ...algebra.rules.canonicalize import fresh_name
 from ...codegen.analysis.product_types import InputTypes
 from ...codegen.target import Target
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ...lang.extents.linear_form import linear_form
-from ...lang.reserved_names import clashes
 from ...lang.schedule import Evict, Primitive, Program, Schedule
 from ..fit_resources import can_be_lowered
 from .sliced_products import time_of_schedule
@@ -59,7 +59,7 @@ def blocks_apart(algorithm: Algorithm, sizes: dict[str, int]) -> tuple[Algorithm
         index = tuple(x for i in node.index for x in _digits(i, sizes))
         if len(index) == len(node.index):
             return node
-        new = next((n for n, old in names.items() if old == node.tensor), None) or _unused(f"{node.tensor}_blocks", {*algorithm.names, *names})
+        new = next((n for n, old in names.items() if old == node.tensor), None) or fresh_name(f"{node.tensor}_blocks", {*algorithm.names, *names})
         names[new] = node.tensor
         return replace(node, tensor=new, index=index)
 
@@ -86,7 +86,3 @@ def _digits(index: ex.Expr, sizes: dict[str, int]) -> tuple[ex.Expr, ...]:
         case [(ex.Label(inner), 1), (ex.Label(outer), size)] if sizes.get(inner) == size > SHALLOW and outer in sizes:
             return ex.Label(outer), ex.Label(inner)
     return (index,)
-
-
-def _unused(wish: str, taken: set[str]) -> str:
-    return next(n for n in (wish, *(f"{wish}{i}" for i in range(99))) if not clashes(n, taken))

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
-from ...smart_constructors import conjuncts_of, is_zero
+from ...smart_constructors import conditions_of_term
 from ..canonicalize import fresh_name
 
 
@@ -28,7 +28,7 @@ def sum_before_picks(algorithm: Algorithm) -> Algorithm:
         def change(node: ex.Expr) -> ex.Expr:
             if not (isinstance(node, ex.Reduce) and node.kind == "sum"):
                 return node
-            conditions, element = _picked(node.arg)
+            conditions, element = conditions_of_term(node.arg)
             first = tuple(x for x in node.labels if not any(x in ex.free_labels(c) for c in conditions))
             plain = isinstance(element, ex.Access) and all(isinstance(i, ex.Label) for i in element.index) and {*first} <= ex.free_labels(element)
             if not plain or not first or len(first) == len(node.labels) or not any(_compares_data(c, d, node.labels) for c in conditions):  # noqa: B023
@@ -44,15 +44,6 @@ def sum_before_picks(algorithm: Algorithm) -> Algorithm:
         changed = replace(d, expr=d.expr.transform(change))
         definitions += [*made, changed]
     return algorithm.with_definitions(tuple(definitions)) if len(definitions) > len(algorithm.definitions) else algorithm
-
-
-def _picked(term: ex.Expr) -> tuple[list[ex.Expr], ex.Expr]:
-    """Return the conditions under which a term counts, and what it is there."""
-    conditions: list[ex.Expr] = []
-    while isinstance(term, ex.Call) and term.fn == "where" and is_zero(term.args[2]):
-        conditions += conjuncts_of(term.args[0])
-        term = term.args[1]
-    return conditions, term
 
 
 def _compares_data(condition: ex.Expr, d: Definition, summed: tuple[str, ...]) -> bool:

@@ -7,14 +7,13 @@ A Func of its own has the phase as a label, beside the quotient; its sum runs ov
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ....lang import expr as ex
 from ....lang.algorithm import Algorithm, Definition
 from ....lang.extents.linear_form import linear_form
 from ...rearrangement import number_of_steps
-from ...smart_constructors import ONE, ZERO, conjuncts_of, replaced
+from ...smart_constructors import ONE, ZERO, conditions_of_term, replaced
 from ..canonicalize import fresh_name
 
 
@@ -68,7 +67,7 @@ def _strides(algorithm: Algorithm, d: Definition, dot: ex.Dot) -> list[_Stride]:
     """Return the conditions of a product that can be separated, each with labels of its own."""
     found: list[_Stride] = []
     for side, other in ((dot.left, dot.right), (dot.right, dot.left)):
-        for condition in _conditions(side):
+        for condition in conditions_of_term(side)[0]:
             s = _stride(condition, d.labels, dot.labels)
             taken = {label for f in found for label in (f.x, f.r)}
             if s and not {s.x, s.r} & taken and _stands_alone(side, other, s) and algorithm.plain_extent(s.r) is not None:
@@ -81,19 +80,12 @@ def _strides(algorithm: Algorithm, d: Definition, dot: ex.Dot) -> list[_Stride]:
 def _cut_strides(algorithm: Algorithm, d: Definition, total: ex.Reduce) -> list[_Stride]:
     """Return the conditions of a sum that select among its terms, each with labels of its own."""
     found: list[_Stride] = []
-    for condition in _conditions(total.arg):
+    for condition in conditions_of_term(total.arg)[0]:
         s = _stride(condition, d.labels, total.labels)
         taken = {label for f in found for label in (f.x, f.r)}
         if s and s.cut and not {s.x, s.r} & taken and algorithm.plain_extent(s.r) is not None:
             found.append(s)
     return found
-
-
-def _conditions(e: ex.Expr) -> Iterator[ex.Expr]:
-    """Yield the conditions without which ``e`` is 0."""
-    while isinstance(e, ex.Call) and e.fn == "where" and e.args[2] == ZERO:
-        yield from conjuncts_of(e.args[0])
-        e = e.args[1]
 
 
 def _stride(condition: ex.Expr, results: tuple[str, ...], summed: tuple[str, ...]) -> _Stride | None:

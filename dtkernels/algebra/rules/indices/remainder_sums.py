@@ -11,7 +11,7 @@ from ....lang import expr as ex
 from ....lang.algorithm import Algorithm
 from ....lang.extents.linear_form import linear_form
 from ...quotients import divided, steps_of, with_steps
-from ...smart_constructors import ZERO, add, conjuncts_of, factors_of, plus
+from ...smart_constructors import ZERO, add, conditions_of_term, conjuncts_of, factors_of, plus
 from ..canonicalize import fresh_name
 
 
@@ -72,18 +72,15 @@ def over_steps(node: ex.Reduce, algorithm: Algorithm, taken: set[str], steps: di
 
 def _remainder(node: ex.Reduce) -> _Remainder | None:
     """Return the first condition on the terms of a sum that tells the remainder of one of its labels."""
-    term: ex.Expr = node.arg
-    while isinstance(term, ex.Call) and term.fn == "where" and term.args[2] == ZERO:
-        for c in conjuncts_of(term.args[0]):
-            match c:
-                case ex.Binary("==", ex.Binary("%", place, ex.Const(size)), (ex.Const() | ex.Label()) as value) if type(size) is int and size > 1:
-                    form = {atom: times for atom, times in linear_form(place).items() if times}
-                    offset = form.pop(None, 0) % size
-                    x = next((a.name for a in form if isinstance(a, ex.Label)), "")
-                    inside = isinstance(value, ex.Label) or type(value.value) is int and 0 <= value.value < size
-                    if list(form.values()) == [1] and x in node.labels and inside and value != ex.Label(x) and not _has_scan_along(term, x):
-                        return _Remainder(c, x, offset, size, value)
-        term = term.args[1]
+    for c in conditions_of_term(node.arg)[0]:
+        match c:
+            case ex.Binary("==", ex.Binary("%", place, ex.Const(size)), (ex.Const() | ex.Label()) as value) if type(size) is int and size > 1:
+                form = {atom: times for atom, times in linear_form(place).items() if times}
+                offset = form.pop(None, 0) % size
+                x = next((a.name for a in form if isinstance(a, ex.Label)), "")
+                inside = isinstance(value, ex.Label) or type(value.value) is int and 0 <= value.value < size
+                if list(form.values()) == [1] and x in node.labels and inside and value != ex.Label(x) and not _has_scan_along(node.arg, x):
+                    return _Remainder(c, x, offset, size, value)
     return None
 
 
@@ -94,31 +91,20 @@ def _has_scan_along(e: ex.Expr, x: str) -> bool:
 def _summed(node: ex.Reduce, r: _Remainder, step: str, algorithm: Algorithm, outer: list[ex.Expr]) -> ex.Reduce:
     """Return the sum over ``step``; what its terms do not decide goes to ``outer``."""
     term = _without(node.arg, r.condition)
-    vanishes = any(isinstance(f, ex.Access) and f.tensor in algorithm.inputs and ex.Label(r.x) in f.index for f in factors_of(_unconditional(term)))
+    vanishes = any(isinstance(f, ex.Access) and f.tensor in algorithm.inputs and ex.Label(r.x) in f.index for f in factors_of(conditions_of_term(term)[1]))
     place = plus(add(ex.Binary("*", ex.Const(r.size), ex.Label(step)), r.value), -r.offset)
     term = ex.substitute(term, {r.x: place})
-    known = {}
-    conditions: list[ex.Expr] = []
-    if isinstance(r.value, ex.Label):
-        known[r.value.name] = r.size
-        if (algorithm.constant_extent(r.value.name) or r.size + 1) > r.size:
-            conditions.append(ex.Binary("<", r.value, ex.Const(r.size)))
-    term = divided(term, algorithm, known)
+    term = divided(term, algorithm, {r.value.name: r.size} if isinstance(r.value, ex.Label) else {})
     if not vanishes and not steps_of(algorithm, r.own, r.offset, r.size)[1]:
         below = ex.Binary("<", place, ex.Len(r.own))
         term = ex.Call("where", (ex.Binary("and", ex.Binary(">=", place, ZERO), below) if r.offset else below, term, ZERO))
-    for c in conditions:
-        if ex.free_labels(c) & {*node.labels}:
-            term = ex.Call("where", (c, term, ZERO))
+    if isinstance(r.value, ex.Label) and (algorithm.constant_extent(r.value.name) or r.size + 1) > r.size:
+        small = ex.Binary("<", r.value, ex.Const(r.size))
+        if r.value.name in node.labels:
+            term = ex.Call("where", (small, term, ZERO))
         else:
-            outer.append(c)
+            outer.append(small)
     return replace(node, arg=term, labels=tuple(step if x == r.x else x for x in node.labels))
-
-
-def _unconditional(e: ex.Expr) -> ex.Expr:
-    while isinstance(e, ex.Call) and e.fn == "where" and e.args[2] == ZERO:
-        e = e.args[1]
-    return e
 
 
 def _without(e: ex.Expr, condition: ex.Expr) -> ex.Expr:
